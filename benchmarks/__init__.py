@@ -1,0 +1,16 @@
+"""Benchmarks: Paceline against its peers on the same machine, in one run.
+
+Each prints our median, the peer's, the ratio and the least ratio that we promise::
+
+    python -m benchmarks.exchange --quick
+    python -m benchmarks.overhead --json overhead.json
+
+exchange    push + SGD step + pull, against what else moves gradients on one host
+overhead    a training step with Paceline, against the plain loop and DDP
+startup     command to first finished step, against torchrun
+harness     arguments, alternating blocks, medians, table, JSON
+ours        the Paceline side of every case
+peers/      the other side of every case, one file a peer, each in fresh processes
+models      the models, their data, and the one training loop that all sides time
+first_step  the script that `startup` launches
+"""

@@ -1,0 +1,76 @@
+"""A small CNN on handwritten digits, with an ordinary training loop.
+
+    python examples/digits.py                                   # alone
+    paceline run --workers 2 --servers 2 examples/digits.py     # with servers and workers
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import paceline
+from paceline.data.digits import digits
+
+
+class DigitsNet(nn.Module):
+    """Two convolutions and two linear layers: 62,340 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(512, 110),
+            nn.ReLU(),
+            nn.Linear(110, 10),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores of the ten digits."""
+        return self.body(images)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module) -> float:
+    """Share of the test digits that the model gets right."""
+    model.eval()
+    images, labels = digits(train=False).tensors
+    return float((model(images).argmax(1) == labels).float().mean())
+
+
+def main() -> None:
+    """Train and test."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=0.1)
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    model = DigitsNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    loader = DataLoader(digits(train=True), batch_size=args.batch_size, shuffle=True)
+    model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+
+    for epoch in range(args.epochs):
+        model.train()
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            paceline.log(loss=loss.item())
+        if paceline.is_main():
+            score = accuracy(model)
+            paceline.log(accuracy=score)
+            print(f"epoch {epoch + 1}: test accuracy {score:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Paceline: train any PyTorch model on one machine or many, at the consistency you choose.
+
+In a script:   model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+In a notebook: result = paceline.fit(paceline.Task(…), workers=4, mode="ssp:2")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from paceline import exceptions
+from paceline.exceptions import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.api import (
+        FitResult,
+        Task,
+        assign,
+        fit,
+        is_main,
+        log,
+        no_sync,
+        prepare,
+        rank,
+        world_size,
+    )
+    from paceline.plan import Job
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FitResult",
+    "Job",
+    "PacelineError",
+    "Task",
+    "__version__",
+    "assign",
+    "exceptions",
+    "fit",
+    "is_main",
+    "log",
+    "no_sync",
+    "prepare",
+    "rank",
+    "world_size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the rest when it is used: the command line must not wait for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    home = "paceline.plan" if name == "Job" else "paceline.api"
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,146 @@
+"""Training without writing a loop, from a notebook or a script."""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from paceline.api import script
+from paceline.api.jobs import execute, latest_checkpoint
+from paceline.control import RunDirectory, find_run
+from paceline.exceptions import RoleFailed, UsageError
+from paceline.observe import Progress, RunStatus
+from paceline.plan import Job, make_plan
+from paceline.ps.saving import model_state
+
+__all__ = ["FitResult", "Task", "fit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to train, on what, how long. Functions are called in the worker processes."""
+
+    model: Callable[[], nn.Module]
+    """Makes the model; a class will do."""
+    data: Callable[[], Dataset[Any]] | Dataset[Any]
+    """The training data, or a function that makes it."""
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    """Makes the optimizer: `lambda p: torch.optim.SGD(p, lr=0.1)`."""
+    loss: Callable[[Any, Any], Tensor] = nn.functional.cross_entropy
+    """Of the model's output and the target."""
+    epochs: int = 1
+    batch_size: int = 32
+    """Of each worker."""
+    shuffle: bool = True
+    test_data: Callable[[], Dataset[Any]] | Dataset[Any] | None = None
+    """Worker 0 measures loss and accuracy on it after every epoch."""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"Task({name}={value!r}): must be a whole number of at least 1.")
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What fit() gives back."""
+
+    status: RunStatus
+    run_dir: Path
+    state_dict: dict[str, Tensor]
+    """The trained model: `model.load_state_dict(result.state_dict)`."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last metrics, `loss` and with test data `test_loss` and `test_accuracy`."""
+        return self.status.metrics
+
+
+def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **settings: Any) -> FitResult:
+    """Train a task with servers and workers on this machine, and wait for the result.
+
+    Workers are forks of this process, so the task may use functions that exist only here (a notebook's
+    cells, lambdas); for the same reason each role uses one CPU thread.
+
+    Args:
+        quiet: show no progress.
+        resume: a run (id or path) to go on from.
+        settings: fields of `paceline.Job`: workers, servers, mode, seed, run_dir, …
+
+    Raises:
+        UsageError, PlanError: refused before anything started.
+        RoleFailed: a worker or server failed, with its name and traceback.
+    """
+    if torch.cuda.is_initialized():
+        raise UsageError(
+            "fit() forks this process, and CUDA has been used in it already: call fit() before anything "
+            "touches the GPU (restart the notebook), or use a script with `paceline run`."
+        )
+    if resume is not None:
+        run = find_run(resume)
+        job = Job(**{**run.read_job().to_json(), **settings})
+        found = latest_checkpoint(run).path
+        plan = make_plan(job)
+    else:
+        job = Job(**settings)
+        plan = make_plan(job)
+        run, found = RunDirectory.create(job, plan=plan, command=sys.argv), None
+    with Progress(quiet=quiet) as progress:
+        status = execute(
+            plan, run, resume=found, progress=progress, program=lambda: _train(task), command=sys.argv
+        )
+    if status.error is not None:
+        role, _, message = status.error.partition(": ")
+        raise RoleFailed(role, message)
+    return FitResult(status, run.path, model_state(latest_checkpoint(run)))
+
+
+def _train(task: Task) -> None:
+    """The loop of a worker."""
+    model = task.model().to(task.device)
+    optimizer = task.optimizer(model.parameters())
+    loader = DataLoader(_made(task.data), batch_size=task.batch_size, shuffle=task.shuffle)
+    model, optimizer, loader = script.prepare(model, optimizer, loader)
+    test = None if task.test_data is None or not script.is_main() else _made(task.test_data)
+    for _ in range(task.epochs):
+        model.train()
+        total, batches = 0.0, 0
+        for inputs, targets in loader:
+            loss = task.loss(model(inputs.to(task.device)), targets.to(task.device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total, batches = total + loss.item(), batches + 1
+            if batches % 10 == 0:
+                script.log(loss=total / batches)
+        if batches:
+            script.log(loss=total / batches)
+            if test is not None:
+                script.log(**_evaluate(task, model, test))
+
+
+@torch.no_grad()
+def _evaluate(task: Task, model: nn.Module, test: Dataset[Any]) -> dict[str, float]:
+    model.eval()
+    loss, right, seen, classes = 0.0, 0, 0, False
+    for inputs, targets in DataLoader(test, batch_size=256):
+        inputs, targets = inputs.to(task.device), targets.to(task.device)
+        output = model(inputs)
+        loss += task.loss(output, targets).item() * len(inputs)
+        seen += len(inputs)
+        if output.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+            classes = True
+            right += int((output.argmax(1) == targets).sum())
+    found = {"test_loss": loss / max(1, seen)}
+    return {**found, "test_accuracy": right / max(1, seen)} if classes else found
+
+
+def _made(data: Any) -> Dataset[Any]:
+    return data() if callable(data) and not isinstance(data, Dataset) else data

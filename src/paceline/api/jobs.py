@@ -1,0 +1,155 @@
+"""What the commands do: run a job, resume a run, export a model, look into a script."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.control import Controller, RunDirectory
+from paceline.engines import LocalEngine
+from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageError
+from paceline.observe import Progress, RunStatus, write_report
+from paceline.plan import Job, ModelFacts, Plan, make_plan
+from paceline.storage import checkpoint as checkpoints
+
+__all__ = ["execute", "export_run", "inspect_script", "resume_run", "run_job"]
+
+
+def run_job(
+    job: Job, *, command: Sequence[str] = (), progress: Progress | None = None
+) -> RunStatus:
+    """Plan a job and run it to the end. A failed run is a status with `error`, not an exception.
+
+    Raises:
+        UsageError, PlanError: refused before anything started.
+    """
+    plan = make_plan(job)
+    run = RunDirectory.create(job, plan=plan, command=command)
+    return execute(plan, run, command=command, progress=progress)
+
+
+def resume_run(
+    run: RunDirectory,
+    overrides: Mapping[str, Any],
+    *,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> RunStatus:
+    """Go on from a run's last whole checkpoint, with other settings where `overrides` says so.
+
+    Raises:
+        UsageError: the run is alive, or was started by fit().
+        CheckpointError: there is no checkpoint to go on from.
+    """
+    if run.alive():
+        raise UsageError(f"run {run.id} is still running; stop it first (Ctrl-C in its terminal).")
+    job = dataclasses.replace(run.read_job(), **overrides)
+    if job.script is None:
+        raise UsageError(f"run {run.id} was started by paceline.fit(); call fit(…, resume={run.id!r}).")
+    plan = make_plan(job)
+    found = latest_checkpoint(run, progress)
+    return execute(plan, run, resume=found.path, command=command, progress=progress)
+
+
+def latest_checkpoint(run: RunDirectory, progress: Progress | None = None) -> checkpoints.Checkpoint:
+    """The newest checkpoint of a run that is whole; refused ones are named."""
+    refused: list[str] = []
+
+    def on_refused(path: Path, error: CheckpointError) -> None:
+        refused.append(f"{path.name}: {error}")
+        if progress is not None:
+            progress.print_line(f"checkpoint refused, the one before it is used: {error}")
+
+    found = checkpoints.latest(run.path / "checkpoints", on_refused=on_refused)
+    if found is None:
+        why = "; ".join(refused) or "it has written none yet (see --checkpoint-every)"
+        raise CheckpointError(f"run {run.id} has no checkpoint to go on from: {why}")
+    return found
+
+
+def execute(
+    plan: Plan,
+    run: RunDirectory,
+    *,
+    resume: Path | None = None,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+    program: Callable[[], None] | None = None,
+) -> RunStatus:
+    """Run a plan in its run directory, show it, and write its report."""
+
+    def watch(status: RunStatus, lines: list[str]) -> None:
+        if progress is not None:
+            for line in lines:
+                progress.print_line(line)
+            progress.show(status)
+
+    controller = Controller(plan, LocalEngine(program), run, resume=resume, watch=watch)
+    try:
+        status = controller.run()
+    except RoleFailed:
+        status = controller.status
+    write_report(run.path, status, plan.job.to_json(), command)
+    return status
+
+
+def export_run(run: RunDirectory, path: Path) -> checkpoints.Checkpoint:
+    """Write a run's model as one safetensors file that `load_state_dict` takes in plain PyTorch.
+
+    Returns the checkpoint it came from.
+    """
+    from safetensors.torch import save_file
+
+    from paceline.ps.saving import model_state
+
+    found = latest_checkpoint(run)
+    state = model_state(found)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file(state, partial, metadata={"paceline_version": str(found.version)})
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PlanError(f"cannot write {path}: {error}") from error
+    return found
+
+
+def inspect_script(plan: Plan) -> ModelFacts:
+    """Run the plan's script up to prepare(), alone, to see what it would train.
+
+    Raises:
+        PlanError: the script failed, or never called prepare(); with what it printed.
+    """
+    job = plan.job
+    assert job.script is not None
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "paceline.worker.inspect", str(job.servers), str(writer)]
+    try:
+        done = subprocess.run(
+            [*command, ",".join(job.optimizers), job.script, *job.args],
+            pass_fds=[writer],
+            capture_output=True,
+            text=True,
+            timeout=job.deadline_s,
+            env={**os.environ, "WORLD_SIZE": str(job.workers), "RANK": "0", "LOCAL_RANK": "0"},
+        )
+    except subprocess.TimeoutExpired:
+        raise PlanError(
+            f"{job.script} did not reach paceline.prepare() within {job.deadline_s:g} s (--deadline)"
+        ) from None
+    finally:
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            text = pipe.read()
+    if text:
+        facts = json.loads(text)
+        return ModelFacts(**{**facts, "shards": tuple(map(tuple, facts["shards"]))})
+    if done.returncode == 0:
+        raise PlanError(f"{job.script} ended without calling paceline.prepare(): nothing to plan for.")
+    tail = "\n".join(done.stderr.strip().splitlines()[-12:])
+    raise PlanError(f"{job.script} failed before paceline.prepare():\n{tail}")

@@ -1,0 +1,67 @@
+"""For scripts with their own training loop."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.worker import current_session
+
+__all__ = ["assign", "is_main", "log", "no_sync", "prepare", "rank", "world_size"]
+
+
+def prepare(*objects: Any) -> Any:
+    """Make a training loop distributed. Call it once, before the loop:
+
+        model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+
+    The loop stays as it is. Under `paceline run` the servers then hold the parameters, `optimizer.step()`
+    exchanges with them, and `loader` gives this worker its part of every epoch. As plain `python train.py`
+    the same script trains alone.
+
+    Args:
+        objects: one model, its optimizer, optionally the training DataLoader, and learning-rate
+            schedulers (prepared ones are put back where they were on a resume).
+
+    Returns:
+        The same objects in the same order; model, optimizer and schedulers are the very same objects.
+
+    Raises:
+        UsageError: something that cannot be trained this way; the message says what and why.
+        LayoutMismatch: this worker's model is not the model of the run.
+    """
+    prepared = current_session().prepare(objects)
+    return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+
+def log(**metrics: float) -> None:
+    """Show metrics (`paceline.log(loss=0.3)`) in the progress display and keep them with the run."""
+    current_session().log(metrics)
+
+
+def assign() -> None:
+    """Make the servers take over the model's present parameters, after changing them in place.
+
+    Call it on every worker at the same point. `model.load_state_dict()` does it by itself.
+    """
+    current_session().assign()
+
+
+@contextlib.contextmanager
+def no_sync(model: Any) -> Iterator[None]:
+    """For loops written for DDP. An exchange happens at `optimizer.step()` only, so nothing is skipped."""
+    yield
+
+
+def rank() -> int:
+    """This worker's rank; 0 in a script that runs alone."""
+    return current_session().rank
+
+
+def world_size() -> int:
+    """How many workers the run was planned with; 1 in a script that runs alone."""
+    return current_session().world_size
+
+
+def is_main() -> bool:
+    """Whether this is worker 0: the one to print and to evaluate."""
+    return rank() == 0

@@ -1,0 +1,18 @@
+"""The `paceline` command: one file per subcommand, which parses and then calls `paceline.api`.
+
+* `run.py`      paceline run [options] script [script's own arguments]
+* `plan.py`     paceline plan …: what `run` would do, as tables
+* `runs.py`     paceline runs: what ran and runs here
+* `logs.py`     paceline logs RUN [--role worker:1] [--follow]
+* `resume.py`   paceline resume RUN [options that change]
+* `export.py`   paceline export RUN FILE
+* `app.py`      the command itself, and what every error looks like
+* `options.py`  the options that run, plan and resume share, and how they become a Job
+* `outcome.py`  what stands in the terminal when a run is over
+
+torch takes seconds to import: nothing here imports it, or `paceline.api`, before a command has to.
+"""
+
+from paceline.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,87 @@
+"""The command itself: its subcommands, and what every error looks like."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.cli.export import export
+from paceline.cli.logs import logs
+from paceline.cli.options import complain
+from paceline.cli.plan import plan
+from paceline.cli.resume import resume
+from paceline.cli.run import run
+from paceline.cli.runs import runs
+from paceline.exceptions import PacelineError, PlanError, UsageError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+"""The shell's exit code for a command that Ctrl-C ended."""
+
+
+class Commands(TyperGroup):
+    """Turns our errors into one clear message and an exit code: 2 for what the user can put right
+    in the command, 1 for what failed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand."""
+        try:
+            return super().invoke(ctx)
+        except PacelineError as error:
+            complain(str(error))
+            raise typer.Exit(2 if isinstance(error, UsageError | PlanError) else 1) from None
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+# --max_restarts is --max-restarts: torchrun's documentation has used both.
+SPELLING = {"token_normalize_func": lambda word: word.replace("_", "-")}
+# What stands after the script is the script's.
+BEFORE_SCRIPT = {**SPELLING, "allow_interspersed_args": False}
+
+app = typer.Typer(
+    name="paceline",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(context_settings=BEFORE_SCRIPT)(run)
+app.command(context_settings=BEFORE_SCRIPT)(plan)
+app.command(context_settings=SPELLING)(runs)
+app.command(context_settings=SPELLING)(logs)
+app.command(context_settings=SPELLING)(resume)
+app.command(context_settings=SPELLING)(export)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"paceline {version('paceline')}")
+        except PackageNotFoundError:
+            typer.echo("paceline (not installed: running from its source)")
+        raise typer.Exit
+
+
+@app.callback()
+def paceline(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train any PyTorch model at the consistency you choose.
+
+    [dim]paceline run --workers 4 --servers 2 --mode ssp:3 train.py --lr 0.1[/dim]
+    """
+
+
+def main() -> None:
+    """Run the command line; does not return."""
+    app(prog_name="paceline")

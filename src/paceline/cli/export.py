@@ -1,0 +1,40 @@
+"""paceline export: the model of a run as a file for plain PyTorch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.exceptions import UsageError
+
+__all__ = ["export"]
+
+
+def export(
+    run: Annotated[str, options.RUN],
+    file: Annotated[
+        Path,
+        typer.Argument(help="The file to write, in safetensors format.", show_default=False),
+    ],
+) -> None:
+    """Write a run's trained model for load_state_dict in plain PyTorch.
+
+    [dim]paceline export last model.safetensors[/dim]
+    """
+    from paceline.control.rundir import find_run
+
+    found = find_run(run)
+    if file.is_dir():
+        raise UsageError(f"{file} is a directory; name a file, as in {file / 'model.safetensors'}")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"{file} cannot be written: {file.parent} does not exist; make it first")
+
+    from paceline import api
+    from paceline.observe import words
+
+    api.export_run(found, file)
+    typer.echo(f"{file}: the model of run {found.id}, {words.size(file.stat().st_size)}")
+    typer.echo(
+        f'Load it with  model.load_state_dict(safetensors.torch.load_file("{file}"))',
+    )

@@ -1,0 +1,221 @@
+"""The options that run, plan and resume share, and how they become a Job."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from paceline.exceptions import UsageError
+from paceline.plan import Job
+
+__all__ = [
+    "ARGS",
+    "CHECKPOINT_EVERY",
+    "CLIP_NORM",
+    "DEADLINE",
+    "KEEP_CHECKPOINTS",
+    "LINK",
+    "MAX_RESTARTS",
+    "MODE",
+    "OPTIMIZERS",
+    "QUIET",
+    "RUN",
+    "RUN_DIR",
+    "SCRIPT",
+    "SEED",
+    "SERVERS",
+    "STALENESS",
+    "THREADS",
+    "WORKERS",
+    "command_line",
+    "complain",
+    "job_from",
+    "note",
+    "note_late_flags",
+    "settings_from",
+]
+
+_PROCESSES = "Processes"
+_CONSISTENCY = "Consistency"
+_FAULTS = "Faults and checkpoints"
+
+SCRIPT = typer.Argument(help="The Python script to train with.", show_default=False)
+ARGS = typer.Argument(help="The script's own arguments, untouched.", show_default=False)
+RUN = typer.Argument(
+    help="A run's id, the beginning of one, its directory, or [b]last[/b].",
+    show_default=False,
+)
+WORKERS = typer.Option(
+    "--workers",
+    "-n",
+    "--nproc-per-node",
+    metavar="N",
+    help="Processes that compute gradients.",
+    rich_help_panel=_PROCESSES,
+)
+SERVERS = typer.Option(
+    "--servers",
+    "-s",
+    metavar="N",
+    help="Processes that hold the parameters.",
+    rich_help_panel=_PROCESSES,
+)
+THREADS = typer.Option(
+    "--threads",
+    metavar="N",
+    help="CPU threads of each worker. [dim]Default: cores / workers.[/dim]",
+    show_default=False,
+    rich_help_panel=_PROCESSES,
+)
+LINK = typer.Option(
+    "--link",
+    metavar="auto|shm|tcp",
+    help="How gradients and parameters travel.",
+    rich_help_panel=_PROCESSES,
+)
+MODE = typer.Option(
+    "--mode",
+    metavar="MODE",
+    help="Who waits for whom: bsp, backup:B, ssp:S or asp.",
+    rich_help_panel=_CONSISTENCY,
+)
+STALENESS = typer.Option(
+    "--staleness",
+    metavar="S",
+    help="With --mode ssp: the same as --mode ssp:S.",
+    show_default=False,
+    rich_help_panel=_CONSISTENCY,
+)
+CLIP_NORM = typer.Option(
+    "--clip-norm",
+    metavar="X",
+    help="Clip the averaged gradient to this norm (bsp only).",
+    show_default=False,
+    rich_help_panel=_CONSISTENCY,
+)
+SEED = typer.Option(
+    "--seed",
+    metavar="N",
+    help="Of the order of samples and the workers' random numbers.",
+    rich_help_panel=_CONSISTENCY,
+)
+OPTIMIZERS = typer.Option(
+    "--optimizer",
+    metavar="MODULE:CLASS",
+    help="Allow an optimizer that is not in torch.optim. Can be repeated.",
+    show_default=False,
+    rich_help_panel=_CONSISTENCY,
+)
+DEADLINE = typer.Option(
+    "--deadline",
+    metavar="SECONDS",
+    help="How long anybody waits for anybody before the run fails.",
+    rich_help_panel=_FAULTS,
+)
+MAX_RESTARTS = typer.Option(
+    "--max-restarts",
+    metavar="N",
+    help="How many dead workers are replaced before the run fails.",
+    rich_help_panel=_FAULTS,
+)
+CHECKPOINT_EVERY = typer.Option(
+    "--checkpoint-every",
+    metavar="N",
+    help="Save every N updates; 0 saves only at the end.",
+    rich_help_panel=_FAULTS,
+)
+KEEP_CHECKPOINTS = typer.Option(
+    "--keep-checkpoints",
+    metavar="N",
+    help="How many checkpoints stay.",
+    rich_help_panel=_FAULTS,
+)
+RUN_DIR = typer.Option(
+    "--run-dir",
+    metavar="DIR",
+    help="Directory for this run. "
+    "[dim]Default: a new one in $PACELINE_RUNS or ~/.paceline/runs.[/dim]",
+    show_default=False,
+)
+QUIET = typer.Option(
+    "--quiet", "-q", help="Show only what the script prints, errors and the outcome."
+)
+
+_PYTHONS = ("python", "python3")
+
+
+def job_from(params: Mapping[str, Any]) -> Job:
+    """The job that a command's parameters ask for."""
+    if params["script"] in _PYTHONS:
+        raise UsageError(
+            f"{params['script']!r} stands where the script goes; leave it out, as in "
+            "`paceline run train.py`: Paceline starts Python itself"
+        )
+    return Job(**settings_from(params))
+
+
+def settings_from(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a command's parameters that are settings of a job and were given (not None)."""
+    names = [field.name for field in dataclasses.fields(Job)]
+    given = {name: params[name] for name in names if params.get(name) is not None}
+    if params.get("staleness") is not None:
+        given["mode"] = _with_staleness(given.get("mode"), params["staleness"])
+    return given
+
+
+def _with_staleness(mode: str | None, staleness: int) -> str:
+    if mode is None or mode.strip().lower() != "ssp":
+        raise UsageError(
+            f"--staleness {staleness} goes with --mode ssp, got --mode {mode}. "
+            f"Use --mode ssp:{staleness}, or leave --staleness out"
+        )
+    return f"ssp:{staleness}"
+
+
+def note_late_flags(ctx: typer.Context) -> None:
+    """Say so if an option of ours stands after the script, where it is the script's.
+
+    Not for those that were also given to us: who writes both knows which is whose.
+    """
+    ours = {
+        name: param.name
+        for param in ctx.command.params
+        for name in param.opts
+        if name.startswith("--")
+    }
+    script, late = ctx.params["script"], []
+    for arg in ctx.params["args"] or ():
+        flag = arg.partition("=")[0].replace("_", "-")
+        param = ours.get(flag)
+        if param is not None and flag not in late and not _given(ctx, param):
+            late.append(flag)
+    for flag in late:
+        note(
+            f"{flag} stands after {script}, so it goes to the script; "
+            f"if it is meant for Paceline, put it before {script}"
+        )
+
+
+def _given(ctx: typer.Context, param: str) -> bool:
+    source = ctx.get_parameter_source(param)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def command_line() -> Sequence[str]:
+    """What the user typed, word by word."""
+    return ["paceline", *sys.argv[1:]]
+
+
+def note(text: str) -> None:
+    """Tell the user something that is no error."""
+    typer.secho(f"note: {text}", fg="yellow", err=True)
+
+
+def complain(text: str) -> None:
+    """Tell the user what is wrong: the first line stands out, a traceback below it does not."""
+    first, _, rest = text.partition("\n")
+    typer.secho(f"error: {first}", fg="red", bold=True, err=True)
+    if rest:
+        typer.echo(rest, err=True)

@@ -1,0 +1,71 @@
+"""What stands in the terminal when a run is over."""
+
+import re
+from pathlib import Path
+
+import typer
+
+from paceline.cli.options import complain
+from paceline.observe import RunStatus, words
+
+__all__ = ["finish"]
+
+EXIT_CODES = {"succeeded": 0, "stopped": 130}
+
+
+def finish(status: RunStatus) -> None:
+    """Say how the run ended and where its files are; exit 0 if and only if it succeeded."""
+    if status.state == "succeeded":
+        typer.echo()
+        typer.secho("Succeeded", fg="green", bold=True, nl=False)
+        typer.echo(_numbers(status))
+    elif status.state == "stopped":
+        typer.echo()
+        typer.secho("Stopped", fg="yellow", bold=True, nl=False)
+        typer.echo(_numbers(status))
+    else:
+        typer.echo(err=True)
+        complain(status.error or f"the run ended in state {status.state}, and nobody said why")
+        typer.echo(f"\n{status.state.capitalize()}{_numbers(status)}", err=True)
+    for name, text in _places(status).items():
+        typer.echo(f"  {name:14} {text}", err=status.state == "failed")
+    if code := EXIT_CODES.get(status.state, 1):
+        raise typer.Exit(code)
+
+
+def _numbers(status: RunStatus) -> str:
+    text = f" after {words.duration(status.elapsed_s)}"
+    if not status.version:
+        return f"{text}, before the first update."
+    facts = [
+        words.progress(status),
+        words.plural(status.version, "update"),
+        f"{words.count(status.samples_per_s)} samples/s",
+        f"waiting {words.percent(status.idleness)}",
+        *words.trouble(status),
+    ]
+    metrics = [f"{name} {words.metric(value)}" for name, value in status.metrics.items()]
+    last = f" Last: {', '.join(metrics)}." if metrics else ""
+    return f"{text}: {', '.join(facts)}.{last}"
+
+
+def _places(status: RunStatus) -> dict[str, str]:
+    if not status.run_dir:
+        return {}
+    path = Path(status.run_dir)
+    run = status.run_id or str(path)
+    places = {}
+    if status.state == "failed":
+        role = re.match(r"(controller|server|worker)(?::(\d+))?\b", status.error or "")
+        log = path / "logs"
+        if role is not None:
+            log /= "-".join(part for part in role.groups() if part) + ".log"
+        places["log"] = str(log)
+    places["run directory"] = str(path)
+    if (path / "report.md").exists():
+        places["report"] = str(path / "report.md")
+    if status.checkpoints and status.state == "succeeded":
+        places["the model"] = f"paceline export {run} model.safetensors"
+    elif status.checkpoints:
+        places["to go on"] = f"paceline resume {run}"
+    return places

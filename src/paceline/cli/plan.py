@@ -1,0 +1,158 @@
+"""paceline plan: what a run would do, before anything starts."""
+
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.plan import Job, ModelFacts, Plan, make_plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["plan"]
+
+
+def plan(
+    ctx: typer.Context,
+    script: Annotated[str, options.SCRIPT],
+    args: Annotated[list[str] | None, options.ARGS] = None,
+    workers: Annotated[int, options.WORKERS] = Job.workers,
+    servers: Annotated[int, options.SERVERS] = Job.servers,
+    threads: Annotated[int | None, options.THREADS] = None,
+    link: Annotated[str, options.LINK] = Job.link,
+    mode: Annotated[str, options.MODE] = Job.mode,
+    staleness: Annotated[int | None, options.STALENESS] = None,
+    clip_norm: Annotated[float | None, options.CLIP_NORM] = None,
+    seed: Annotated[int, options.SEED] = Job.seed,
+    optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
+    deadline_s: Annotated[float, options.DEADLINE] = Job.deadline_s,
+    max_restarts: Annotated[int, options.MAX_RESTARTS] = Job.max_restarts,
+    checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,
+    keep_checkpoints: Annotated[int, options.KEEP_CHECKPOINTS] = Job.keep_checkpoints,
+    run_dir: Annotated[str | None, options.RUN_DIR] = None,
+    quiet: Annotated[bool, options.QUIET] = False,
+) -> None:
+    """Show what run would do with the same options, and stop.
+
+    The script is started once, up to its call of paceline.prepare, to see its model and its data.
+
+    [dim]paceline plan --workers 4 --servers 3 train.py[/dim]
+    """
+    chosen = make_plan(options.job_from(ctx.params))
+    options.note_late_flags(ctx)
+    for warning in chosen.warnings:
+        options.note(warning)
+
+    from paceline import api
+
+    _show(chosen, api.inspect_script(chosen))
+
+
+def _show(plan: Plan, facts: ModelFacts) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    title = shlex.join([plan.job.script or "", *plan.job.args])
+    console.print(f"[bold]Plan[/bold] for {title}\n", markup=True, soft_wrap=True)
+    console.print(_settings(plan, facts))
+    console.print()
+    console.print(_roles(plan, facts))
+
+
+def _settings(plan: Plan, facts: ModelFacts) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.observe import words
+
+    job = plan.job
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    shares = [nbytes for _, nbytes in facts.shards]
+    rows = {
+        "mode": f"{plan.mode}: {words.mode_in_words(str(plan.mode), job.workers)}",
+        "model": f"{words.plural(facts.parameters, 'parameter')} "
+        f"in {words.plural(facts.tensors, 'tensor')}, {words.size(facts.nbytes)}; "
+        f"optimizer {facts.optimizer}",
+        "partition": f"{words.plural(facts.slices, 'slice')} "
+        f"on {words.plural(job.servers, 'server')}{_balance(shares)}",
+        "data": _data(plan, facts),
+        "exchange": _exchange(plan, facts),
+        "checkpoints": _checkpoints(job),
+        "faults": f"{words.plural(job.max_restarts, 'dead worker')} replaced at most; "
+        f"nobody waits longer than {words.duration(job.deadline_s)}",
+    }
+    for name, text in rows.items():
+        table.add_row(name, Text(text))
+    return table
+
+
+def _roles(plan: Plan, facts: ModelFacts) -> "Table":
+    from rich.table import Table
+
+    from paceline.observe import words
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("role", no_wrap=True)
+    table.add_column("host", no_wrap=True)
+    table.add_column("threads", justify="right", no_wrap=True)
+    table.add_column("holds")
+    for role in plan.roles:
+        if role.role == "worker":
+            size = words.size(facts.nbytes)
+            holds = f"{size} of gradients"
+            holds += "; reads parameters in place" if plan.in_place else f", {size} of parameters"
+        elif role.rank < len(facts.shards):
+            slices, nbytes = facts.shards[role.rank]
+            share = words.percent(nbytes / max(1, facts.nbytes))
+            holds = f"{words.plural(slices, 'slice')}, {words.size(nbytes)} ({share})"
+        else:
+            holds = "nothing: the model has too few slices"
+        table.add_row(role.name, role.host, str(role.threads), holds)
+    return table
+
+
+def _balance(shares: list[int]) -> str:
+    if len(shares) < 2 or not sum(shares):
+        return ""
+    return f"; the fullest holds {max(shares) * len(shares) / sum(shares):.2f} × the mean"
+
+
+def _data(plan: Plan, facts: ModelFacts) -> str:
+    from paceline.observe import words
+
+    if facts.samples is None:
+        return "an iterable data set: its length is not known, each worker reads its own"
+    text = f"{words.plural(facts.samples, 'sample')} per epoch"
+    steps = facts.steps_per_epoch(plan.job.workers)
+    if steps is None or facts.batch_size is None:
+        return text
+    about = "" if plan.mode.by_round else "about "
+    text += f" in batches of {words.count(facts.batch_size)}: "
+    return f"{text}{about}{words.plural(steps, 'step')} per worker and epoch"
+
+
+def _exchange(plan: Plan, facts: ModelFacts) -> str:
+    from paceline.observe import words
+
+    size = words.size(facts.nbytes)
+    if plan.in_place:
+        return "shared memory, in place: 0 bytes moved per step"
+    if plan.shares_memory:
+        return f"shared memory: {size} copied per worker and step (parameters; gradients in place)"
+    both = words.size(2 * facts.nbytes)
+    return f"TCP: {both} sent per worker and step ({size} gradients, {size} parameters)"
+
+
+def _checkpoints(job: Job) -> str:
+    from paceline.observe import words
+
+    if not job.checkpoint_every:
+        return "one, at the end"
+    every = words.plural(job.checkpoint_every, "update")
+    return f"every {every} and at the end; the last {job.keep_checkpoints} stay"

@@ -1,0 +1,79 @@
+"""paceline resume: go on with a run from its last checkpoint."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.exceptions import UsageError
+
+__all__ = ["resume"]
+
+
+def resume(
+    ctx: typer.Context,
+    run: Annotated[str, options.RUN],
+    workers: Annotated[int | None, options.WORKERS] = None,
+    servers: Annotated[int | None, options.SERVERS] = None,
+    threads: Annotated[int | None, options.THREADS] = None,
+    link: Annotated[str | None, options.LINK] = None,
+    mode: Annotated[str | None, options.MODE] = None,
+    staleness: Annotated[int | None, options.STALENESS] = None,
+    clip_norm: Annotated[float | None, options.CLIP_NORM] = None,
+    optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
+    deadline_s: Annotated[float | None, options.DEADLINE] = None,
+    max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,
+    checkpoint_every: Annotated[int | None, options.CHECKPOINT_EVERY] = None,
+    keep_checkpoints: Annotated[int | None, options.KEEP_CHECKPOINTS] = None,
+    quiet: Annotated[bool, options.QUIET] = False,
+) -> None:
+    """Go on with a run from its last good checkpoint.
+
+    Options change the run's settings; those left out stay as they were.
+
+    [dim]paceline resume last --servers 3[/dim]
+    """
+    from paceline.control.rundir import find_run
+
+    found = find_run(run)
+    job = found.read_job()
+    if found.alive():
+        raise UsageError(
+            f"run {found.id} is still going on (state {found.state()}). "
+            "Stop it where it runs with Ctrl-C, then resume it"
+        )
+    if job.script is None:
+        raise UsageError(
+            f"run {found.id} was started by paceline.fit from Python, so there is no script that "
+            "could be started again; its model can be had with `paceline export`"
+        )
+    _go_to(found.started_in)
+
+    from paceline import api
+    from paceline.cli.outcome import finish
+    from paceline.observe import Progress
+
+    with Progress(quiet=quiet) as progress:
+        status = api.resume_run(
+            found,
+            options.settings_from(ctx.params),
+            command=options.command_line(),
+            progress=progress,
+        )
+    finish(status)
+
+
+def _go_to(directory: Path) -> None:
+    """Relative paths in the script's arguments mean the directory where the run was started."""
+    if directory == Path.cwd():
+        return
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise UsageError(
+            f"the run was started in {directory}, which cannot be entered now: "
+            f"{error.strerror or error}. The script's relative paths mean that directory"
+        ) from error
+    options.note(f"working in {directory}, where the run was started")

@@ -1,0 +1,29 @@
+"""How roles talk: one protocol, carried by unix sockets (same host) or TCP.
+
+* `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a raw payload. Pure.
+* `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
+* `connection.py` Connection: frames over one authenticated socket; connect() and Listener.
+* `hub.py`        Hub: one thread that serves many connections.
+* `memory.py`     Region: shared memory without a name, handed over as a file descriptor.
+
+Nothing on a socket is ever unpickled, and nothing is allocated for a length that was not checked.
+"""
+
+from paceline.comm.connection import Address, Connection, Frame, Listener, connect
+from paceline.comm.frames import Kind
+from paceline.comm.handshake import new_secret
+from paceline.comm.hub import Hub
+from paceline.comm.memory import Access, Region
+
+__all__ = [
+    "Access",
+    "Address",
+    "Connection",
+    "Frame",
+    "Hub",
+    "Kind",
+    "Listener",
+    "Region",
+    "connect",
+    "new_secret",
+]

@@ -1,0 +1,160 @@
+"""The wire format.
+
+A frame is a header of fixed size, a JSON object, and (for some kinds) raw bytes:
+
+    magic "PL" | kind u8 | zero u8 | body bytes u32 | sequence u64 | payload bytes u64 | tag 16 bytes
+
+The tag is a keyed BLAKE2b over the header and the body; each direction of a connection has its own key,
+and the sequence counts its frames, so nothing can be forged, replayed or reordered. Lengths are checked
+against the limits of the frame's kind before anything is allocated, the tag before the body is parsed.
+"""
+
+import hashlib
+import hmac
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from paceline.exceptions import FrameError
+
+__all__ = [
+    "HEADER_BYTES",
+    "Header",
+    "Kind",
+    "decode_body",
+    "encode",
+    "field",
+    "parse_header",
+    "verify",
+]
+
+T = TypeVar("T")
+_HEADER = struct.Struct("<2sBBIQQ")
+_MAGIC = b"PL"
+_TAG_BYTES = 16
+HEADER_BYTES = _HEADER.size + _TAG_BYTES
+
+_SMALL = 64 << 10
+_LARGE = 64 << 20
+_MAX_PAYLOAD = 1 << 44
+
+
+class Kind(IntEnum):
+    """What a frame says. The comment names who sends it to whom."""
+
+    HELLO = 1  # any → any, first frame: who I am
+    ERROR = 2  # any → any: what went wrong, then the connection closes
+    BYE = 3  # worker → server, role → controller: I leave in order
+    OFFER = 4  # worker → lead: my layout, optimizer, initial weights
+    ADOPT = 5  # lead → follower: the run's layout and optimizer, and the weights of your shard
+    ADOPTED = 6  # follower → lead, lead → worker: done; the memory comes along
+    ATTACH = 7  # worker → server: my memory; I belong to this layout
+    ATTACHED = 8  # server → worker: parameters of my shard
+    PUSH = 9  # worker → server: a gradient
+    ADMIT = 10  # server → worker: fresh parameters, go on
+    TAKE = 11  # worker → lead: leases, please
+    GRANT = 12  # lead → worker: here they are
+    ASSIGN = 13  # worker → server: overwrite the parameters of your shard
+    STATE = 14  # worker → server: the optimizer state of your shard, please (or: here it is)
+    SAVED = 15  # worker → lead: my part of a checkpoint
+    ORDER = 16  # lead → follower: the next instruction in the run's one order
+    DONE = 17  # follower → lead: part of a checkpoint written, or a partial norm
+    READY = 18  # role → controller: I listen here
+    START = 19  # controller → role: the servers are there
+    STATS = 20  # role → controller: what happened since the last one
+    CHECKPOINT = 21  # controller → lead: save now
+    STOP = 22  # controller → role: end now
+    PULL = 23  # worker → server: fresh parameters without a push (after a rest)
+
+
+_BODY_LIMIT = {Kind.OFFER: _LARGE, Kind.ADOPT: _LARGE, Kind.ADOPTED: _LARGE, Kind.STATE: _LARGE}
+_WITH_PAYLOAD = frozenset(
+    [
+        Kind.OFFER,
+        Kind.ADOPT,
+        Kind.ADOPTED,
+        Kind.ATTACHED,
+        Kind.PUSH,
+        Kind.ADMIT,
+        Kind.ASSIGN,
+        Kind.STATE,
+        Kind.SAVED,
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header whose lengths are within bounds. Its tag is not verified yet."""
+
+    kind: Kind
+    body_bytes: int
+    sequence: int
+    payload_bytes: int
+    raw: bytes
+    tag: bytes
+
+
+def encode(
+    kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: int, key: bytes
+) -> bytes:
+    """Header, tag and body of a frame, ready to send."""
+    text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    if len(text) > _BODY_LIMIT.get(kind, _SMALL):
+        raise FrameError(f"a {kind.name} body of {len(text)} bytes is over its limit")
+    raw = _HEADER.pack(_MAGIC, kind, 0, len(text), sequence, payload_bytes)
+    return raw + _tag(key, raw, text) + text
+
+
+def parse_header(data: bytes) -> Header:
+    """Parse and bound a header. Raises FrameError for anything that is not one."""
+    if len(data) != HEADER_BYTES:
+        raise FrameError(f"a header of {len(data)} bytes, expected {HEADER_BYTES}")
+    magic, kind_number, zero, body_bytes, sequence, payload_bytes = _HEADER.unpack_from(data)
+    if magic != _MAGIC or zero:
+        raise FrameError("not a Paceline frame")
+    try:
+        kind = Kind(kind_number)
+    except ValueError:
+        raise FrameError(f"unknown kind of frame {kind_number}") from None
+    if body_bytes > _BODY_LIMIT.get(kind, _SMALL):
+        raise FrameError(f"a {kind.name} body of {body_bytes} bytes is over its limit")
+    if payload_bytes > (_MAX_PAYLOAD if kind in _WITH_PAYLOAD else 0):
+        raise FrameError(f"a {kind.name} payload of {payload_bytes} bytes is over its limit")
+    raw, tag = data[: _HEADER.size], data[_HEADER.size :]
+    return Header(kind, body_bytes, sequence, payload_bytes, raw, tag)
+
+
+def verify(header: Header, body: bytes, *, sequence: int, key: bytes) -> None:
+    """Check tag and sequence. Raises FrameError; nothing of the body was parsed."""
+    if not hmac.compare_digest(_tag(key, header.raw, body), header.tag):
+        raise FrameError(f"a {header.kind.name} frame with a wrong tag")
+    if header.sequence != sequence:
+        raise FrameError(f"frame {header.sequence} where {sequence} was due: replayed or lost")
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """Parse a verified body: a JSON object. Raises FrameError."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a body that is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FrameError("a body that is not a JSON object")
+    return value
+
+
+def field(body: dict[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+    """A field of a body, of the right type; FrameError if it is absent or another type."""
+    value = body.get(name, default)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise FrameError(f"field {name!r} is {value!r:.80}, expected {kind.__name__}")
+    return value
+
+
+def _tag(key: bytes, raw: bytes, body: bytes) -> bytes:
+    digest = hashlib.blake2b(raw, key=key, digest_size=_TAG_BYTES)
+    digest.update(body)
+    return digest.digest()

@@ -1,0 +1,174 @@
+"""One thread that serves many connections: accepts, authenticates, reads frames, calls back.
+
+Newcomers are authenticated in a thread of their own, so that a stranger holds nobody up. Other threads
+hand work to the hub's thread with `post`. Servers and the controller are built on it.
+"""
+
+import contextlib
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from paceline.comm.connection import Connection, Frame, Listener, accept
+from paceline.comm.frames import Kind, field
+from paceline.exceptions import FrameError, LinkError, PacelineError
+
+__all__ = ["Hub", "HubHandler"]
+
+_MAX_NEWCOMERS = 64
+"""Connections that may be authenticating at once; more are closed at once."""
+
+
+class HubHandler(Protocol):
+    """What a hub calls, always in its own thread."""
+
+    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+        """An authenticated newcomer said who it is; `connection.peer` is set."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """A frame came. A PacelineError raised here is sent back and ends the connection."""
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """A connection is over and closed."""
+
+    def on_stranger(self, reason: str) -> None:
+        """A newcomer was turned away."""
+
+
+class Hub:
+    """Serves connections for a handler.
+
+    Args:
+        patience_s: a frame that has begun must be complete within this time.
+    """
+
+    def __init__(
+        self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float
+    ) -> None:
+        self.listener = listener
+        self._handler = handler
+        self._secret = secret
+        self._patience_s = patience_s
+        self._newcomers = 0
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waker, self._wakened = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakened, selectors.EVENT_READ)
+        for sock in listener.sockets:
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def poll(self, timeout_s: float) -> None:
+        """Wait for something to happen, at most this long, and serve it."""
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.fileobj, Connection):
+                self._receive(key.fileobj)
+            elif key.fileobj is self._wakened:
+                self._wakened.recv(4096)
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        self._calls.get_nowait()()
+            else:
+                assert isinstance(key.fileobj, socket.socket)
+                self._accept(key.fileobj)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have the hub's thread call something soon. From any thread."""
+        self._calls.put(call)
+        with contextlib.suppress(OSError):  # the hub is closed: nobody will call
+            self._waker.send(b".")
+
+    def add(self, connection: Connection) -> None:
+        """Serve a connection that this side opened, or took out with `release`."""
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def release(self, connection: Connection) -> None:
+        """Stop reading a connection; it stays open."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+
+    def handle(self, connection: Connection, frame: Frame) -> None:
+        """Give a frame to the handler; what it refuses is sent back and ends the connection."""
+        try:
+            self._handler.on_frame(connection, frame)
+        except PacelineError as error:
+            refuse(connection, error)
+            self.end(connection, str(error))
+
+    def end(self, connection: Connection, reason: str) -> None:
+        """Close a connection and tell the handler."""
+        self.release(connection)
+        connection.close()
+        self._handler.on_end(connection, reason)
+
+    def close(self) -> None:
+        """Stop listening. Connections are the handler's to close."""
+        self._selector.close()
+        self.listener.close()
+        self._waker.close()
+        self._wakened.close()
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            frame = connection.receive()
+        except TimeoutError:
+            return
+        except FrameError as error:
+            refuse(connection, error)
+            self.end(connection, f"refused what it sent: {error}")
+        except LinkError as error:
+            self.end(connection, str(error))
+        else:
+            self.handle(connection, frame)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            sock, _ = listening.accept()
+        except OSError:
+            return  # it went away before we looked
+        if self._newcomers >= _MAX_NEWCOMERS:
+            sock.close()
+            self._handler.on_stranger("too many connections authenticating at once")
+            return
+        self._newcomers += 1
+        threading.Thread(target=self._meet, args=(sock,), name="newcomer", daemon=True).start()
+
+    def _meet(self, sock: socket.socket) -> None:
+        connection = None
+        try:
+            connection = accept(sock, self._secret)
+            connection.sock.settimeout(self._patience_s)
+            hello = connection.receive()
+            if hello.kind is not Kind.HELLO:
+                raise FrameError(f"{hello.kind.name} instead of HELLO")
+            role, rank = field(hello.body, "role", str), field(hello.body, "rank", int)
+            connection.peer = f"{role}:{rank}"
+        except (LinkError, TimeoutError) as error:
+            reason = str(error)
+            if connection is not None:
+                connection.close()
+            self.post(lambda: self._turn_away(reason))
+        else:
+            newcomer = connection
+            self.post(lambda: self._welcome(newcomer, hello.body))
+
+    def _turn_away(self, reason: str) -> None:
+        self._newcomers -= 1
+        self._handler.on_stranger(reason)
+
+    def _welcome(self, connection: Connection, body: dict[str, Any]) -> None:
+        self._newcomers -= 1
+        self.add(connection)
+        try:
+            self._handler.on_hello(connection, body)
+        except PacelineError as error:
+            refuse(connection, error)
+            self.end(connection, str(error))
+
+
+def refuse(connection: Connection, error: PacelineError) -> None:
+    """Tell the other side why, if it still listens."""
+    with contextlib.suppress(LinkError):
+        connection.send(Kind.ERROR, {"error": type(error).__name__, "message": str(error)})

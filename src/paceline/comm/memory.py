@@ -1,0 +1,91 @@
+"""Shared memory without a name.
+
+A Region is a memfd: it has no name to guess, is not counted against /dev/shm, and the kernel frees it
+when its last holder dies, so a crash or a SIGKILL leaves nothing behind. Its descriptor travels over a
+unix socket. Its size is sealed when it is made, so no holder can shrink it under another's feet.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+from enum import Enum
+
+from paceline.exceptions import LinkError
+
+__all__ = ["Access", "Region"]
+
+_F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python's fcntl does not name it
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Access(Enum):
+    """How a process maps a region."""
+
+    SHARED = mmap.MAP_SHARED
+    """Reads and writes are seen by all."""
+    PRIVATE = mmap.MAP_PRIVATE
+    """Sees the others' writes; own writes stay private to the page (and can be taken back)."""
+
+
+class Region:
+    """One mapped piece of shared memory. `buffer` is the mapping."""
+
+    def __init__(self, fd: int, size: int, access: Access) -> None:
+        self.fd = fd
+        self.size = size
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        self.buffer = mmap.mmap(fd, size, flags=access.value, prot=prot)
+        with contextlib.suppress(OSError):  # a kernel without huge pages for shared memory
+            self.buffer.madvise(mmap.MADV_HUGEPAGE)
+
+    @classmethod
+    def create(cls, size: int) -> "Region":
+        """New zeroed memory, mapped shared. Pages cost nothing until they are touched.
+
+        Raises:
+            LinkError: the system has no room for it.
+        """
+        try:
+            fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+            return cls(fd, size, Access.SHARED)
+        except OSError as error:
+            raise LinkError(f"cannot make {size:,} bytes of shared memory: {error}") from error
+
+    @classmethod
+    def attach(cls, fd: int, size: int, access: Access = Access.SHARED) -> "Region":
+        """Map memory that another role made, after checking owner, size and seals.
+
+        Raises:
+            LinkError: it is not what it should be.
+        """
+        status = os.fstat(fd)
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise LinkError(f"the descriptor received is not a memfd: {error}") from error
+        if status.st_uid != os.geteuid() or status.st_size != size or seals & _SIZE_SEALS != _SIZE_SEALS:
+            raise LinkError(
+                f"shared memory received has {status.st_size:,} bytes, owner {status.st_uid}, seals {seals:#x}; "
+                f"expected {size:,} bytes, owner {os.geteuid()}, sealed size"
+            )
+        return cls(fd, size, access)
+
+    def seal_writes(self) -> None:
+        """From now on nobody can map it for shared writing; mappings that exist keep theirs."""
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+
+    def forget_private_writes(self) -> None:
+        """Of a PRIVATE mapping: drop own writes and see the shared memory again."""
+        self.buffer.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Drop the descriptor; the mapping goes when its last view does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        with contextlib.suppress(BufferError):  # views are alive: the mapping goes with them
+            self.buffer.close()

@@ -1,0 +1,370 @@
+"""Carries out what the RunMachine decides: one process, one thread, one loop.
+
+It starts roles with an engine, tells them where the servers are, hears how they do, writes that into the
+run directory, and ends the run. It holds no parameters and no leases: training does not pass through it.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.comm import Connection, Frame, Hub, Kind, Listener, new_secret
+from paceline.comm.frames import field
+from paceline.control.machine import (
+    Announce,
+    Decision,
+    End,
+    Launch,
+    Note,
+    RunMachine,
+    RunState,
+    Save,
+    WaitForCause,
+)
+from paceline.control.rundir import RunDirectory
+from paceline.engines import Engine, RoleSpec
+from paceline.exceptions import FrameError, LinkError, RoleFailed
+from paceline.observe import RunStatus, WorkerStatus
+from paceline.plan import Plan
+
+__all__ = ["Controller"]
+
+_TICK_S = 0.1
+_CAUSE_S = 1.0
+_SAVE_S = 2.5
+_EXIT_S = 1.5
+
+
+class Controller:
+    """Runs a plan to its end.
+
+    Args:
+        resume: path of the checkpoint to go on from.
+        watch: called with the status about ten times a second, and with new lines of worker 0's output.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        run: RunDirectory,
+        *,
+        resume: Path | None = None,
+        watch: Callable[[RunStatus, list[str]], None] | None = None,
+    ) -> None:
+        job = plan.job
+        self.plan = plan
+        self.run_dir = run
+        self.status = RunStatus(run_dir=str(run.path), run_id=run.id)
+        self.status.workers = {r: WorkerStatus(rank=r) for r in range(job.workers)}
+        self._engine = engine
+        self._resume = resume
+        self._watch = watch
+        self._secret = new_secret()
+        self._hub = Hub(self, Listener(tcp=False), self._secret, patience_s=job.deadline_s)
+        self._machine = RunMachine(
+            servers=job.servers, workers=job.workers, max_restarts=job.max_restarts
+        )
+        self._links: dict[str, Connection] = {}
+        self._addresses: dict[int, dict[str, Any]] = {}
+        self._announced = False
+        self._cause_due: float | None = None
+        self._save_due: float | None = None
+        self._ending = False
+        self._started = time.monotonic()
+        self._shown = 0.0
+        self._written = 0.0
+        self._output = _Tail(run.log_path("worker", 0))
+
+    def run(self) -> RunStatus:
+        """Run to the end and return the final status. Ctrl-C and SIGTERM stop the run in order.
+
+        Raises:
+            RoleFailed: a role ended in error; all processes are gone, the status is written.
+        """
+        with _interrupts(self._stop):
+            try:
+                self._do(self._machine.begin())
+                while not self._machine.state.over:
+                    self._turn()
+                self._end()
+            finally:
+                self._engine.close()
+                for link in self._links.values():
+                    link.close()
+                self._hub.close()
+        self._tell(final=True)
+        if self._machine.error is not None:
+            raise RoleFailed(*self._machine.error)
+        return self.status
+
+    def _turn(self) -> None:
+        self._hub.poll(_TICK_S)
+        for exit_ in self._engine.exits():
+            self._do(self._machine.exited(**asdict(exit_)))
+        now = time.monotonic()
+        if self._cause_due is not None and now > self._cause_due:
+            self._cause_due = None
+            self._do(self._machine.patience_over())
+        if self._save_due is not None and now > self._save_due:
+            self._save_due = None
+            self._do(self._machine.saved(f"not written within {_SAVE_S:g} s"))
+        self._tell()
+
+    # --- decisions ----------------------------------------------------------------------------------
+
+    def _do(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case Launch(role, rank, incarnation):
+                    self._engine.start(self._spec(role, rank, incarnation))
+                case Announce():
+                    self._announce()
+                case Save():
+                    self._save()
+                case WaitForCause():
+                    self._cause_due = self._cause_due or time.monotonic() + _CAUSE_S
+                case Note(text):
+                    self._note(text)
+                case End():
+                    pass  # the loop sees that the machine is over
+
+    def _spec(self, role: str, rank: int, incarnation: int) -> RoleSpec:
+        job = self.plan.job
+        threads = next(r.threads for r in self.plan.roles if (r.role, r.rank) == (role, rank))
+        common = {
+            "rank": rank,
+            "servers": job.servers,
+            "workers": job.workers,
+            "deadline_s": job.deadline_s,
+            "optimizers": list(job.optimizers),
+            "threads": threads,
+        }
+        if role == "server":
+            config = {
+                **common,
+                "mode": job.mode,
+                "run_dir": str(self.run_dir.path),
+                "checkpoint_every": job.checkpoint_every,
+                "keep_checkpoints": job.keep_checkpoints,
+                "resume": None if self._resume is None else str(self._resume),
+                "clip_norm": job.clip_norm,
+            }
+        else:
+            config = {
+                **common,
+                "incarnation": incarnation,
+                "link": job.link,
+                "seed": job.seed,
+                "script": None if job.script is None else str(Path(job.script).resolve()),
+                "args": list(job.args),
+            }
+            self.status.workers[rank].restarts = self._machine.restarts[rank]
+            self.status.workers[rank].state = "starting"
+        return RoleSpec(
+            role=role,
+            rank=rank,
+            incarnation=incarnation,
+            log=str(self.run_dir.log_path(role, rank)),
+            secret=self._secret.hex(),
+            controller=self._hub.listener.address.to_json(),
+            config=config,
+        )
+
+    def _announce(self) -> None:
+        self._announced = True
+        for name in list(self._links):
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        body: dict[str, Any] = {"servers": [self._addresses[i] for i in sorted(self._addresses)]}
+        if name.startswith("server:"):
+            body["lead"] = self._addresses[0]
+        with contextlib.suppress(LinkError):
+            self._links[name].send(Kind.START, body)
+
+    def _save(self) -> None:
+        link = self._links.get("server:0")
+        if link is None:
+            self._do(self._machine.saved("server:0 is gone"))
+            return
+        patience = _SAVE_S if self._machine.state is RunState.STOPPING else self.plan.job.deadline_s
+        self._save_due = time.monotonic() + patience
+        with contextlib.suppress(LinkError):
+            link.send(Kind.CHECKPOINT)
+
+    def _stop(self) -> None:
+        self._hub.post(lambda: self._do(self._machine.stop_requested()))
+
+    def _end(self) -> None:
+        """All processes end: workers at once, servers by themselves if they can."""
+        running = self._engine.pids()
+        graceful = self._machine.state is not RunState.FAILED
+        for name in running:
+            role, _, rank = name.partition(":")
+            if role == "worker":
+                self._engine.kill(role, int(rank), signal.SIGTERM)
+        for name, link in self._links.items():
+            if name.startswith("server:") and graceful:
+                with contextlib.suppress(LinkError):
+                    link.send(Kind.STOP)
+        deadline = time.monotonic() + (_EXIT_S if graceful else 0.3)
+        while self._engine.pids() and time.monotonic() < deadline:
+            self._hub.poll(0.02)
+            self._engine.exits()
+
+    # --- what roles say -----------------------------------------------------------------------------
+
+    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+        """A role is up."""
+        name = connection.peer
+        role, rank = field(body, "role", str), field(body, "rank", int)
+        if role not in ("server", "worker"):
+            raise FrameError(f"an unknown role {role!r}")
+        older = self._links.get(name)
+        if older is not None:
+            self._hub.release(older)
+            older.close()
+        self._links[name] = connection
+        if role == "worker":
+            self.status.workers[rank].state = "running"
+            self._do(self._machine.worker_back(rank))
+            if self._announced:
+                self._start(name)
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """News from a role."""
+        name = connection.peer
+        role, _, number = name.partition(":")
+        rank = int(number)
+        if frame.kind is Kind.READY:
+            self._addresses[rank] = field(frame.body, "address", dict)
+            self._do(self._machine.server_ready(rank))
+        elif frame.kind is Kind.ERROR:
+            body = frame.body
+            self.run_dir.append_event({"kind": "error", "role": name, **body})
+            if role == "worker":
+                self.status.workers[rank].state = "failed"
+            self._do(
+                self._machine.failed(
+                    name,
+                    f"{body.get('error')}: {body.get('message')}",
+                    str(body.get("traceback", "")),
+                    secondary=bool(body.get("secondary")),
+                )
+            )
+        elif frame.kind is Kind.BYE:
+            self.status.workers[rank].state = "finished"
+            self._do(self._machine.worker_finished(rank))
+        elif frame.kind is Kind.STATS:
+            self._on_stats(role, rank, frame.body)
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """A role's connection is over; the engine says how its process ended."""
+        if self._links.get(connection.peer) is connection:
+            del self._links[connection.peer]
+
+    def on_stranger(self, reason: str) -> None:
+        """Somebody who does not know the secret."""
+        self.run_dir.append_event({"kind": "stranger", "reason": reason})
+
+    def _on_stats(self, role: str, rank: int, body: dict[str, Any]) -> None:
+        status = self.status
+        if role == "worker":
+            worker = status.workers[rank]
+            worker.clock = int(body.get("clock", worker.clock))
+            worker.step_s = float(body.get("step_s", worker.step_s))
+            worker.wait_s = float(body.get("wait_s", worker.wait_s))
+            if "log" in body:
+                values = {str(k): float(v) for k, v in body["log"].items()}
+                worker.metrics.update(values)
+                event = {"kind": "metrics", "worker": rank, "clock": worker.clock}
+                self.run_dir.append_event({**event, "metrics": body["log"]})
+            return
+        if "checkpoint" in body:
+            self._on_saved(body)
+            return
+        for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
+            setattr(status, name, int(body[name]))
+        status.update_s = float(body["update_s"])
+        status.staleness = {int(k): int(v) for k, v in body["staleness"].items()}
+        status.leases = body["leases"]
+        data = body.get("data") or {}
+        status.samples_per_epoch = data.get("samples")
+        for worker_rank, clock in body["clocks"].items():
+            worker = status.workers[int(worker_rank)]
+            worker.clock = max(worker.clock, int(clock))
+
+    def _on_saved(self, body: dict[str, Any]) -> None:
+        path, reason = body["checkpoint"], body.get("reason")
+        if path is not None and path != "kept":
+            self.status.checkpoints = sorted(p.name for p in Path(path).parent.glob("version-*"))
+            self.run_dir.append_event({"kind": "checkpoint", "version": body["version"]})
+        if path is None and self._save_due is None:
+            self._note(f"a checkpoint failed: {reason}")
+        if self._save_due is not None:
+            self._save_due = None
+            self._do(self._machine.saved(reason))
+
+    # --- telling ------------------------------------------------------------------------------------
+
+    def _note(self, text: str) -> None:
+        self.status.messages.append(text)
+        self.run_dir.append_event({"kind": "note", "text": text})
+
+    def _tell(self, *, final: bool = False) -> None:
+        now = time.monotonic()
+        changed = self.status.state != self._machine.state.value
+        self.status.state = self._machine.state.value
+        self.status.elapsed_s = now - self._started
+        self.status.restarts = sum(self._machine.restarts.values())
+        if final and self._machine.error is not None:
+            self.status.error = str(RoleFailed(*self._machine.error))
+        if changed or final or now - self._written > 1.0:
+            self._written = now
+            self.run_dir.write_status({**self.status.to_json(), "pid": os.getpid()})
+        if self._watch is not None and (changed or final or now - self._shown >= _TICK_S):
+            self._shown = now
+            self._watch(self.status, self._output.new_lines(flush=final))
+
+
+class _Tail:
+    """New lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = path.stat().st_size if path.exists() else 0
+        self._rest = ""
+
+    def new_lines(self, *, flush: bool = False) -> list[str]:
+        with contextlib.suppress(OSError), self._path.open(errors="replace") as file:
+            file.seek(self._position)
+            self._rest += file.read(1 << 20)
+            self._position = file.tell()
+        *lines, self._rest = self._rest.split("\n")
+        if flush and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        return lines
+
+
+@contextlib.contextmanager
+def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM call `stop` meanwhile. Elsewhere than in the main thread they cannot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

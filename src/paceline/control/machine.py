@@ -1,0 +1,206 @@
+"""The life of a run as a pure state machine: what happened in, decisions out.
+
+    pending → starting → running ⇄ recovering → finishing → succeeded
+                 any of them → stopping → stopped        any of them → failed
+
+No processes, sockets or time: the controller carries out what is decided here.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from signal import Signals
+
+__all__ = [
+    "Announce",
+    "Decision",
+    "End",
+    "Launch",
+    "Note",
+    "RunMachine",
+    "RunState",
+    "Save",
+    "WaitForCause",
+]
+
+
+class RunState(Enum):
+    """Where a run is in its life."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    FINISHING = "finishing"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def over(self) -> bool:
+        return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a process."""
+
+    role: str
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell everybody where the servers are."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """Have the servers write a checkpoint of this moment."""
+
+
+@dataclass(frozen=True)
+class WaitForCause:
+    """A role lost a link: somebody else's end is probably the cause. Ask again with `patience_over`."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the user should read."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    """Stop all processes: the run is over."""
+
+
+Decision = Launch | Announce | Save | WaitForCause | Note | End
+
+
+class RunMachine:
+    """Decides what a run does next. Each event returns the decisions it causes, in order."""
+
+    def __init__(self, *, servers: int, workers: int, max_restarts: int) -> None:
+        self.state = RunState.PENDING
+        self.error: tuple[str, str, str] | None = None
+        """Role, message, traceback of the first error."""
+        self.incarnations = dict.fromkeys(range(workers), 0)
+        self.restarts = dict.fromkeys(range(workers), 0)
+        self.finished: set[int] = set()
+        self._servers = servers
+        self._max_restarts = max_restarts
+        self._ready: set[int] = set()
+        self._suspect: tuple[str, str, str] | None = None
+
+    def begin(self) -> list[Decision]:
+        """Start everything."""
+        self.state = RunState.STARTING
+        servers = [Launch("server", rank, 0) for rank in range(self._servers)]
+        return [*servers, *(Launch("worker", rank, 0) for rank in self.incarnations)]
+
+    def server_ready(self, rank: int) -> list[Decision]:
+        """A server listens."""
+        self._ready.add(rank)
+        if self.state is RunState.STARTING and len(self._ready) == self._servers:
+            self.state = RunState.RUNNING
+            return [Announce()]
+        return []
+
+    def worker_back(self, rank: int) -> list[Decision]:
+        """A replaced worker is here again."""
+        if self.state is RunState.RECOVERING:
+            self.state = RunState.RUNNING
+        return []
+
+    def worker_finished(self, rank: int) -> list[Decision]:
+        """A worker's script ended in order."""
+        self.finished.add(rank)
+        if len(self.finished) == len(self.incarnations) and not self._closing:
+            self.state = RunState.FINISHING
+            return [Save()]
+        return []
+
+    def exited(
+        self, role: str, rank: int, incarnation: int, code: int | None, signal: int | None
+    ) -> list[Decision]:
+        """A process ended."""
+        if self._closing:
+            return []
+        name = f"{role}:{rank}"
+        how = f"was killed by {Signals(signal).name}" if signal else f"exited with code {code}"
+        if role == "server":
+            return self._fail(name, f"{how}. Its parameters since the last checkpoint are lost: "
+                              "`paceline resume` goes on from there.", "")
+        if rank in self.finished or incarnation != self.incarnations[rank]:
+            return []
+        if signal is None:
+            # It says what went wrong before it exits; that report is what counts.
+            return self._fail(name, f"{how} without saying why; look at its log.", "")
+        used = sum(self.restarts.values())
+        if used >= self._max_restarts:
+            before = f", after {used} restarts" if used else ""
+            return self._fail(
+                name,
+                f"{how}{before}, and --max-restarts is {self._max_restarts}. Out of memory, perhaps? Its log "
+                "and the system's may say; raise --max-restarts to go on after deaths.",
+                "",
+            )
+        self.restarts[rank] += 1
+        self.incarnations[rank] += 1
+        self.state = RunState.RECOVERING
+        note = Note(
+            f"{name} {how}; replaced (restart {used + 1} of at most {self._max_restarts}). "
+            "Its unfinished leases went back to the pool."
+        )
+        return [note, Launch("worker", rank, self.incarnations[rank])]
+
+    def failed(self, role: str, message: str, traceback: str, *, secondary: bool) -> list[Decision]:
+        """A role reports an error. A secondary one (a lost link) waits for its cause to show."""
+        if self._closing:
+            return []
+        if secondary:
+            if self._suspect is None:
+                self._suspect = (role, message, traceback)
+            return [WaitForCause()]
+        return self._fail(role, message, traceback)
+
+    def patience_over(self) -> list[Decision]:
+        """No other cause showed up."""
+        if self._closing or self._suspect is None:
+            return []
+        return self._fail(*self._suspect)
+
+    def stop_requested(self) -> list[Decision]:
+        """Ctrl-C or SIGTERM. The second one does not wait for the checkpoint."""
+        if self.state is RunState.STOPPING:
+            self.state = RunState.STOPPED
+            return [Note("stopped without waiting for the checkpoint"), End()]
+        if self._closing:
+            return []
+        early = self.state in (RunState.PENDING, RunState.STARTING)
+        self.state = RunState.STOPPED if early else RunState.STOPPING
+        return [End()] if early else [Note("stopping: a checkpoint is written first"), Save()]
+
+    def saved(self, problem: str | None) -> list[Decision]:
+        """The checkpoint that was asked for is written, or could not be."""
+        if self.state is RunState.FINISHING:
+            if problem is not None:
+                return self._fail("server:0", f"the final checkpoint could not be written: {problem}", "")
+            self.state = RunState.SUCCEEDED
+            return [End()]
+        if self.state is RunState.STOPPING:
+            self.state = RunState.STOPPED
+            return [*([Note(f"no checkpoint: {problem}")] if problem else []), End()]
+        return []
+
+    @property
+    def _closing(self) -> bool:
+        return self.state.over or self.state in (RunState.FINISHING, RunState.STOPPING)
+
+    def _fail(self, role: str, message: str, traceback: str) -> list[Decision]:
+        self.error = (role, message, traceback)
+        self.state = RunState.FAILED
+        return [End()]

@@ -1,0 +1,347 @@
+"""The run directory: everything a run leaves behind, and how to find it again.
+
+    RUN/
+      run.json          what was asked for: id, job, plan, command, versions
+      status.json       where it stands, about once a second; whose process it is
+      events.jsonl      what happened, one JSON object per line
+      logs/             controller.log, server-0.log, worker-1.log, …
+      checkpoints/      version-000000000050/, …
+      pushes.csv        every applied push (server 0 writes it)
+      summary.json, report.md   at the end
+
+Runs live in $PACELINE_RUNS or ~/.paceline/runs. A run with a directory of its own (--run-dir) has a
+link there, so that it is listed too.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from paceline.exceptions import PlanError, RunNotFound, UsageError
+from paceline.observe import ENDED, RunStatus
+from paceline.plan import Job, Plan
+from paceline.storage.atomic import write_text_atomically
+
+__all__ = ["LEAST_FREE_BYTES", "RunDirectory", "find_run", "list_runs", "runs_root"]
+
+LEAST_FREE_BYTES = 100_000_000
+"""A run does not start with less than this on its disk."""
+
+# psutil derives a process's start from the boot time, which may be corrected by a fraction.
+_SAME_START_S = 2.0
+
+
+class RunDirectory:
+    """One run's directory. Holds no file open; several processes may look at the same one.
+
+    Only the controller writes status.json and events.jsonl. Its threads may do so at the same time.
+    """
+
+    def __init__(self, path: Path, run_id: str | None = None) -> None:
+        self.path = path
+        self._id = run_id
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, job: Job, *, plan: Plan | None = None, command: Sequence[str] = ()) -> Self:
+        """Make the directory for a new run, owned by this process, with status `pending`.
+
+        Raises:
+            PlanError: it cannot be written, or its disk is nearly full.
+            UsageError: `job.run_dir` already holds a run.
+        """
+        root = runs_root()
+        run_id = _new_id(job)
+        path = Path(job.run_dir).absolute() if job.run_dir else root / run_id
+        setting = f"--run-dir {job.run_dir}" if job.run_dir else "$PACELINE_RUNS"
+        if (path / "run.json").exists():
+            raise UsageError(
+                f"{path} already holds a run (--run-dir {job.run_dir}). To go on with it: paceline "
+                f"resume {job.run_dir}. For a new run, name another directory or delete this one"
+            )
+        _check_space(path, setting)
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            run = cls(path, run_id)
+            for directory in (run.logs_path, run.checkpoints_path):
+                directory.mkdir(exist_ok=True, mode=0o700)
+            run._write_record(
+                {
+                    "id": run_id,
+                    "created": _now(),
+                    "directory": os.getcwd(),
+                    **_asked(job, plan, command),
+                    "resumes": [],
+                }
+            )
+            run.write_status(RunStatus(run_id=run_id, run_dir=str(path)).to_json())
+            if job.run_dir:
+                (root / run_id).symlink_to(path)
+        except OSError as error:
+            raise PlanError(
+                f"the run directory {path} cannot be written: {error.strerror or error}"
+                f"{f' ({error.filename})' if error.filename else ''}. Set by {setting}; name a "
+                "directory that you may write to with --run-dir"
+            ) from error
+        return run
+
+    @property
+    def id(self) -> str:
+        """The run's id, as in `20261115-081502-digits-4f2a`."""
+        if self._id is None:
+            self._id = str(self.record()["id"])
+        return self._id
+
+    @property
+    def logs_path(self) -> Path:
+        """Directory of the log files."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def report_path(self) -> Path:
+        """report.md, whether it is there or not."""
+        return self.path / "report.md"
+
+    @property
+    def started_in(self) -> Path:
+        """The working directory the run was started in: relative paths in its job mean there."""
+        return Path(self.record()["directory"])
+
+    def log_path(self, role: str, rank: int | None = None) -> Path:
+        """The log file of a role; `rank` is None for the controller."""
+        return self.logs_path / (f"{role}.log" if rank is None else f"{role}-{rank}.log")
+
+    def log_paths(self) -> dict[str, Path]:
+        """The log files that exist, by the role's name: the controller, servers, workers."""
+        found = {}
+        for path in self.logs_path.glob("*.log"):
+            if match := re.fullmatch(r"(controller|server|worker)(?:-(\d+))?", path.stem):
+                role, rank = match.groups()
+                found[(role, int(rank or 0))] = (role if rank is None else f"{role}:{rank}", path)
+        return dict(found[key] for key in sorted(found))
+
+    def record(self) -> dict[str, Any]:
+        """run.json.
+
+        Raises:
+            UsageError: it is not there or cannot be read.
+        """
+        path = self.path / "run.json"
+        try:
+            record = json.loads(path.read_text())
+            if not isinstance(record, dict) or not {"id", "job", "directory"} <= set(record):
+                raise ValueError("not a run's record")
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{self.path} is not a run directory that can be read: run.json: {error}. "
+                "`paceline runs` lists those that are"
+            ) from error
+        return record
+
+    def read_job(self) -> Job:
+        """The job as it was last asked for (resuming may have changed it)."""
+        return Job.from_json(self.record()["job"])
+
+    def record_resume(
+        self, job: Job, *, plan: Plan | None = None, command: Sequence[str] = ()
+    ) -> None:
+        """Take the run over for this process with the job it now has; earlier ones stay on record.
+
+        Raises:
+            UsageError: the run is still going on.
+        """
+        if self.alive():
+            pid = self.read_status().get("controller", {}).get("pid")
+            raise UsageError(
+                f"run {self.id} is still going on (controller: process {pid}). "
+                "Stop it first, with Ctrl-C where it runs or `kill` and that number"
+            )
+        record = self.record()
+        before = {"at": _now(), **{key: record.get(key) for key in ("job", "command", "versions")}}
+        record["resumes"] = [*record.get("resumes", []), before]
+        self._write_record(record | _asked(job, plan, command))
+        self.write_status(RunStatus(run_id=self.id, run_dir=str(self.path)).to_json())
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Replace status.json, adding whose process this is. Raises OSError (a full disk)."""
+        me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
+        text = json.dumps({**status, "controller": me, "updated": _now()})
+        write_text_atomically(self.path / "status.json", text + "\n")
+
+    def read_status(self) -> dict[str, Any]:
+        """status.json; empty if there is none that can be read."""
+        try:
+            status = json.loads((self.path / "status.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return status if isinstance(status, dict) else {}
+
+    def append_event(self, event: Mapping[str, Any]) -> None:
+        """Add a line to events.jsonl, with the time. Raises OSError (a full disk)."""
+        line = json.dumps({"at": _now(), **event}) + "\n"
+        with self._lock, (self.path / "events.jsonl").open("a") as file:
+            file.write(line)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Every event so far; a line cut short by a crash is left out."""
+        try:
+            lines = (self.path / "events.jsonl").read_text().splitlines()
+        except OSError:
+            return []
+        events = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                events.append(json.loads(line))
+        return events
+
+    def alive(self) -> bool:
+        """Whether the run has not ended and the process that controls it is still there."""
+        status = self.read_status()
+        controller = status.get("controller")
+        if status.get("state") in ENDED or not isinstance(controller, dict):
+            return False
+        try:
+            process = psutil.Process(int(controller["pid"]))
+            same = abs(process.create_time() - float(controller["started"])) < _SAME_START_S
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, KeyError, TypeError, ValueError):
+            return False
+
+    def state(self) -> str:
+        """The run's state for people; `crashed` if nobody controls it although it has not ended."""
+        state = str(self.read_status().get("state", "unknown"))
+        return state if state in ENDED or self.alive() else "crashed"
+
+    def _write_record(self, record: Mapping[str, Any]) -> None:
+        text = json.dumps(record, indent=2)
+        write_text_atomically(self.path / "run.json", text + "\n", mode=0o600)
+
+
+def runs_root() -> Path:
+    """Where runs are kept: $PACELINE_RUNS, or ~/.paceline/runs."""
+    chosen = os.environ.get("PACELINE_RUNS")
+    return Path(chosen).absolute() if chosen else Path.home() / ".paceline" / "runs"
+
+
+def list_runs() -> list[RunDirectory]:
+    """Every run in the runs directory, newest first."""
+    root = runs_root()
+    found = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in root.iterdir():
+            # A link to a directory that was deleted, or something that is not a run: not listed.
+            with contextlib.suppress(OSError):
+                made = (entry / "run.json").stat().st_mtime_ns
+                # An id begins with its second; within a second the file decides.
+                found.append((entry.name[:15], made, RunDirectory(entry.resolve(), entry.name)))
+    return [run for _, _, run in sorted(found, key=lambda each: each[:2], reverse=True)]
+
+
+def find_run(text: str) -> RunDirectory:
+    """The run that a user means.
+
+    Args:
+        text: An id, the beginning of one, the path of a run directory, or `last`.
+
+    Raises:
+        RunNotFound: with the runs that are close, or what else to do.
+    """
+    runs = list_runs()
+    if text == "last" and runs:
+        return runs[0]
+    for run in runs:
+        if run.id == text:
+            return run
+    if text and (Path(text) / "run.json").is_file():
+        return RunDirectory(Path(text).resolve())
+    matching = [run.id for run in runs if text and run.id.startswith(text)]
+    if len(matching) == 1:
+        return next(run for run in runs if run.id == matching[0])
+    if matching:
+        raise RunNotFound(
+            f"{text!r} is the beginning of {len(matching)} runs: {_listed(matching)}. "
+            "Give more of the id, or `last` for the newest"
+        )
+    raise RunNotFound(_not_found(text, [run.id for run in runs]))
+
+
+def _not_found(text: str, ids: list[str]) -> str:
+    if not ids:
+        what = "no run to take the last of" if text == "last" else f"no run {text!r}"
+        return (
+            f"there is {what}: {runs_root()} holds no runs. "
+            "Start one with `paceline run`, or set PACELINE_RUNS to where they are"
+        )
+    if (looks := Path(text)).is_dir() and text:
+        return f"{looks} is a directory but not a run's (it has no run.json). See `paceline runs`"
+    close = [each for each in ids if text and text in each] or get_close_matches(text, ids, n=3)
+    hint = f" Did you mean {_listed(close)}?" if close else f" The newest is {ids[0]}."
+    return f"there is no run {text!r} in {runs_root()}.{hint} `paceline runs` lists all {len(ids)}"
+
+
+def _listed(ids: list[str]) -> str:
+    return ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+
+
+def _check_space(path: Path, setting: str) -> None:
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError:
+        return  # making the directory will say why
+    if free < LEAST_FREE_BYTES:
+        raise PlanError(
+            f"the disk of the run directory {path} has {free:,} bytes free; a run needs at least "
+            f"{LEAST_FREE_BYTES:,}. Set by {setting}; make room, or name a directory on another "
+            "disk with --run-dir"
+        )
+
+
+def _asked(job: Job, plan: Plan | None, command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "job": job.to_json(),
+        "plan": plan.to_json() if plan is not None else None,
+        "command": list(command),
+        "versions": {package: _version(package) for package in ("paceline", "torch")},
+    }
+
+
+def _new_id(job: Job) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")[:24].strip("-") or "run"
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _version(package: str) -> str | None:
+    # Asking the installer's record: importing torch takes seconds.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

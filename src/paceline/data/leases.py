@@ -1,0 +1,296 @@
+"""Leases: who computes on which samples of an epoch.
+
+An epoch is a seeded permutation of the data set; a lease is a range of positions in it that one
+worker has to itself. It is finished when the update computed from it is applied, in the same
+breath, and goes back to the pool when its worker dies. So every sample is applied exactly once per
+epoch, whoever comes or goes, and a slow worker simply takes fewer.
+
+    pool ──take──► outstanding ──finish──► applied, or refused
+      ▲                 │
+      └─give_back, left─┘          what is still in the pool when an epoch turns: unused
+"""
+
+from collections import deque
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.exceptions import UsageError
+
+__all__ = ["Lease", "LeaseBook"]
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Samples granted to one worker for one epoch: at most one batch."""
+
+    id: int
+    epoch: int
+    ranges: Ranges
+    """Half-open ranges of positions in the epoch's permutation, in the order to read them."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples it covers."""
+        return _count(self.ranges)
+
+
+class LeaseBook:
+    """The samples of one epoch after another: free, dealt, taken, and what became of them.
+
+    It deals the lowest free positions first, so what a dead worker returns is done before the rest.
+    A *first-come* book deals to whoever asks. A *by-round* book deals a round at a time: the next
+    positions, one batch for each member in rank order, so together they see exactly what one
+    process with a batch of all of them would see; it deals to all of them when the first one asks.
+
+    Memory does not grow with the samples: finished leases leave only their counts.
+    Not thread-safe: one owner.
+
+    Args:
+        samples: how many there are in an epoch.
+        batch_size: of one worker; no lease is larger.
+        drop_last: leave a last batch (a last round in a by-round book) unused if it is short.
+            Otherwise a short last round is split evenly, lower ranks first.
+        by_round: deal by rounds instead of first come, first served.
+    """
+
+    def __init__(self, *, samples: int, batch_size: int, drop_last: bool, by_round: bool) -> None:
+        if samples < 1:
+            raise UsageError(f"the data set is empty: leases need samples >= 1, got {samples}")
+        if batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1, got batch_size={batch_size}")
+        self._samples = samples
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._by_round = by_round
+        self._next_id = 0
+        # Members, and what each has taken and not finished.
+        self._taken: dict[int, dict[int, Lease]] = {}
+        self._accounts: list[dict[str, int]] = []
+        self._open_epoch()
+
+    def _open_epoch(self) -> None:
+        self._accounts.append(
+            {
+                "epoch": len(self._accounts),
+                "samples": self._samples,
+                "applied": 0,
+                "refused": 0,
+                "unused": 0,
+            }
+        )
+        # Free positions: rising ranges that do not touch.
+        self._pool: Ranges = ((0, self._samples),)
+        # By rounds: what is dealt to a member that has not come for it yet.
+        self._shares: dict[int, deque[Ranges]] = {}
+        # Members that asked for a later epoch: they stopped early and get no more of this one.
+        self._ahead: set[int] = set()
+
+    # Members
+
+    def joined(self, worker: int) -> None:
+        """A new member. If one of that rank was there, it is gone, and its leases go back."""
+        self.left(worker)
+        self._taken[worker] = {}
+
+    def left(self, worker: int) -> None:
+        """The worker is gone. Its unfinished leases go back to the pool."""
+        self.give_back(worker, tuple(self._taken.get(worker, ())))
+        self._return_shares(worker)
+        self._taken.pop(worker, None)
+        self._ahead.discard(worker)
+
+    # Leases
+
+    def take(self, worker: int, epoch: int, limit: int) -> tuple[Lease, ...]:
+        """The next leases for a worker; none if there is nothing for it now.
+
+        None means: the epoch is over for it if `done(epoch)`; otherwise ask again when a lease came
+        back, a member left, or an epoch turned. Asking for an epoch that has not begun says that
+        the worker is through with this one; the others get the rest of it.
+
+        Args:
+            worker: who asks; strangers get nothing.
+            epoch: the one that the worker is in.
+            limit: how many at most (in a by-round book: of how many rounds). A first-come book
+                gives fewer towards the end of an epoch, so that the last ones finish together.
+        """
+        if worker not in self._taken or epoch < self.epoch:
+            return ()
+        if epoch > self.epoch:
+            self._ahead.add(worker)
+            self._return_shares(worker)
+            return ()
+        self._ahead.discard(worker)
+        batches = self._next_shares(worker, limit) if self._by_round else self._next_batches(limit)
+        leases = tuple(Lease(n, epoch, ranges) for n, ranges in enumerate(batches, self._next_id))
+        self._next_id += len(leases)
+        self._taken[worker].update((lease.id, lease) for lease in leases)
+        return leases
+
+    def finish(self, worker: int, ids: Iterable[int], refused: bool = False) -> int:
+        """The update computed from these leases was applied, or refused for good.
+
+        Returns:
+            The number of samples that this finished: leases that the worker does not hold (any
+            more) do not count, so nothing counts twice.
+        """
+        finished = sum(lease.samples for lease in self._withdraw(worker, ids))
+        self._accounts[-1]["refused" if refused else "applied"] += finished
+        return finished
+
+    def give_back(self, worker: int, ids: Iterable[int]) -> None:
+        """These leases were not used: somebody else may take them."""
+        self._return(lease.ranges for lease in self._withdraw(worker, ids))
+
+    # Epochs
+
+    def done(self, epoch: int) -> bool:
+        """Whether that epoch is over."""
+        return self.epoch > epoch
+
+    def turn_if_over(self, waiting: Set[int]) -> bool:
+        """Begin the next epoch if this one is over; returns whether it was.
+
+        It is over when nothing is outstanding and either nothing is left to take or every member is
+        in `waiting`, that is has stopped early. What is left then counts as unused.
+        """
+        if any(self._taken.values()):
+            return False
+        left_to_take = bool(self._shares) or self._can_deal()
+        all_stopped = bool(self._taken) and self._taken.keys() <= waiting
+        if left_to_take and not all_stopped:
+            return False
+        self._accounts[-1]["unused"] = self.remaining
+        self._open_epoch()
+        return True
+
+    # State
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return len(self._accounts) - 1
+
+    @property
+    def members(self) -> set[int]:
+        """Workers that joined and have not left."""
+        return set(self._taken)
+
+    @property
+    def outstanding(self) -> dict[int, tuple[Lease, ...]]:
+        """What each worker has taken and neither finished nor given back."""
+        return {worker: tuple(leases.values()) for worker, leases in self._taken.items() if leases}
+
+    @property
+    def remaining(self) -> int:
+        """Samples of this epoch that nobody has taken."""
+        return _count(self._pool) + sum(
+            _count(share) for shares in self._shares.values() for share in shares
+        )
+
+    def accounts(self) -> list[dict[str, int]]:
+        """What became of the samples of each epoch so far, the current one last.
+
+        In an epoch that is over, applied + refused + unused == samples.
+        """
+        return [dict(account) for account in self._accounts]
+
+    def snapshot(self) -> dict[str, Any]:
+        """The book as JSON. What is outstanding is in its pool: that work is not applied yet."""
+        unfinished = [self._pool]
+        for shares in self._shares.values():
+            unfinished.extend(shares)
+        for leases in self._taken.values():
+            unfinished.extend(lease.ranges for lease in leases.values())
+        return {
+            "samples": self._samples,
+            "accounts": self.accounts(),
+            "pool": [list(piece) for piece in _merged(unfinished)],
+            "next_id": self._next_id,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot, without members. Batch size and mode may be others than then."""
+        if snapshot["samples"] != self._samples:
+            raise UsageError(
+                f"the data set has {self._samples} samples, but the run to be resumed was trained "
+                f"on {snapshot['samples']}: resume it with the data set that it began with"
+            )
+        self._taken.clear()
+        self._open_epoch()
+        self._accounts = [dict(account) for account in snapshot["accounts"]]
+        self._pool = tuple((start, stop) for start, stop in snapshot["pool"])
+        self._next_id = snapshot["next_id"]
+
+    # Dealing
+
+    def _next_batches(self, limit: int) -> list[Ranges]:
+        whole, rest = divmod(_count(self._pool), self._batch_size)
+        batches = whole if self._drop_last or not rest else whole + 1
+        fair = max(1, batches // (2 * len(self._taken)))
+        return [self._draw(self._batch_size) for _ in range(min(limit, fair, batches))]
+
+    def _next_shares(self, worker: int, limit: int) -> list[Ranges]:
+        while len(self._shares.get(worker, ())) < limit and self._can_deal():
+            self._deal_round()
+        shares = self._shares.pop(worker, deque())
+        taken = [shares.popleft() for _ in range(min(limit, len(shares)))]
+        if shares:
+            self._shares[worker] = shares
+        return taken
+
+    def _deal_round(self) -> None:
+        ranks = sorted(self._taken.keys() - self._ahead)
+        in_round = min(_count(self._pool), len(ranks) * self._batch_size)
+        each, extra = divmod(in_round, len(ranks))
+        for place, worker in enumerate(ranks):
+            if size := each + (place < extra):
+                self._shares.setdefault(worker, deque()).append(self._draw(size))
+
+    def _can_deal(self) -> bool:
+        batches = len(self._taken) - len(self._ahead) if self._by_round else 1
+        least = batches * self._batch_size if self._drop_last else 1
+        return _count(self._pool) >= max(1, least)
+
+    # The pool
+
+    def _draw(self, samples: int) -> Ranges:
+        """Take the lowest free positions, at most so many, out of the pool."""
+        drawn, pool = [], deque(self._pool)
+        while samples and pool:
+            start, stop = pool.popleft()
+            cut = min(stop, start + samples)
+            drawn.append((start, cut))
+            samples -= cut - start
+            if cut < stop:
+                pool.appendleft((cut, stop))
+        self._pool = tuple(pool)
+        return tuple(drawn)
+
+    def _return(self, parts: Iterable[Ranges]) -> None:
+        self._pool = _merged([self._pool, *parts])
+
+    def _return_shares(self, worker: int) -> None:
+        self._return(self._shares.pop(worker, ()))
+
+    def _withdraw(self, worker: int, ids: Iterable[int]) -> list[Lease]:
+        held = self._taken.get(worker, {})
+        return [held.pop(number) for number in ids if number in held]
+
+
+def _count(ranges: Ranges) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _merged(parts: Iterable[Ranges]) -> Ranges:
+    """The positions of all parts as rising ranges that do not touch."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(piece for part in parts for piece in part):
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return tuple(merged)

@@ -1,0 +1,171 @@
+"""Roles as processes of this machine."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from paceline.engines.base import Exit, RoleSpec
+from paceline.engines.forkserver import kill_group
+
+__all__ = ["LocalEngine"]
+
+
+class LocalEngine:
+    """Starts roles from a fork server with torch loaded, or, for a program that only this process
+    knows (a notebook's functions), by forking this process itself.
+
+    Args:
+        program: what workers run instead of a script; given, roles are forks of this process.
+    """
+
+    def __init__(self, program: Callable[[], None] | None = None) -> None:
+        self._running: dict[int, tuple[str, int, int]] = {}
+        self._program = program
+        self._waiting: list[tuple[str, int, int]] = []
+        self._signals: list[tuple[tuple[str, int, int], int]] = []
+        self._buffer = b""
+        mine, theirs = socket.socketpair()
+        self._control = mine
+        if program is None:
+            start = f"from paceline.engines.forkserver import main; main({theirs.fileno()})"
+            command = [sys.executable, "-c", start]
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        else:
+            self._process = None
+            self._forked = _Forks(theirs, program)
+        if self._process is not None:
+            theirs.close()
+
+    def start(self, spec: RoleSpec) -> None:
+        """See Engine."""
+        self._waiting.append((spec.role, spec.rank, spec.incarnation))
+        self._say({"start": spec.to_json()})
+
+    def fileno(self) -> int:
+        """See Engine."""
+        return self._control.fileno()
+
+    def exits(self) -> list[Exit]:
+        """See Engine."""
+        found = []
+        while select.select([self._control], [], [], 0)[0]:
+            data = self._control.recv(1 << 16)
+            if not data:
+                # The fork server itself was killed: so were its roles.
+                gone = [*self._running.values(), *self._waiting]
+                self._running.clear()
+                self._waiting.clear()
+                return [*found, *(Exit(*who, None, signal.SIGKILL) for who in gone)]
+            self._buffer += data
+            *lines, self._buffer = self._buffer.split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "started" in message:
+                    who = self._waiting.pop(0)
+                    self._running[message["pid"]] = who
+                    for waiting, number in self._signals:
+                        if waiting == who:
+                            self._say({"kill": message["pid"], "signal": number})
+                else:
+                    who = self._running.pop(message["exited"])
+                    status = message["status"]
+                    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+                    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+                    found.append(Exit(*who, code, killed))
+        return found
+
+    def pids(self) -> dict[str, int]:
+        """See Engine."""
+        return {f"{role}:{rank}": pid for pid, (role, rank, _) in self._running.items()}
+
+    def kill(self, role: str, rank: int, signal: int) -> None:
+        """See Engine."""
+        for pid, (r, k, _) in self._running.items():
+            if (r, k) == (role, rank):
+                self._say({"kill": pid, "signal": signal})
+        self._signals += [(who, signal) for who in self._waiting if who[:2] == (role, rank)]
+
+    def close(self) -> None:
+        """See Engine."""
+        if self._process is not None:
+            self._control.close()
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        else:
+            self._forked.close()
+            self._control.close()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self._process is None:
+            self._forked.handle(message)
+            return
+        with contextlib.suppress(OSError):
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+
+
+class _Forks:
+    """The fork server's job done by this very process, for programs that only it knows."""
+
+    def __init__(self, control: socket.socket, program: Callable[[], None]) -> None:
+        self._control = control
+        self._program = program
+        self._threads: list[threading.Thread] = []
+        self._running: set[int] = set()
+
+    def handle(self, message: dict[str, Any]) -> None:
+        """The same messages as the fork server's."""
+        if "start" in message:
+            self._fork(message["start"])
+        elif message["kill"] in self._running:
+            kill_group(message["kill"], message["signal"])
+
+    def _fork(self, spec: dict[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                from paceline.engines.role import become
+
+                # The parent may have used its thread pool, which does not survive a fork.
+                config = {**spec["config"], "threads": 1}
+                code = become({**spec, "config": config}, self._program)
+            finally:
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                os._exit(code)
+        self._running.add(pid)
+        self._say({"started": f"{spec['role']}:{spec['rank']}", "pid": pid})
+        thread = threading.Thread(target=self._wait, args=(pid,), name=f"wait {pid}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _wait(self, pid: int) -> None:
+        _, status = os.waitpid(pid, 0)
+        self._running.discard(pid)
+        kill_group(pid, signal.SIGKILL)
+        self._say({"exited": pid, "status": status})
+
+    def close(self) -> None:
+        """Kill what runs, and wait for it."""
+        for pid in list(self._running):
+            kill_group(pid, signal.SIGKILL)
+        for thread in self._threads:
+            thread.join(timeout=5)
+        self._control.close()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._control.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,72 @@
+"""What a started process does: send its output to its log, reach the controller, be its role."""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from paceline.comm import Address, Kind, connect
+from paceline.exceptions import LinkError
+from paceline.ps import ServerConfig, serve
+from paceline.worker import WorkerConfig, run_worker
+
+__all__ = ["become"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> int:
+    """Be the role that a RoleSpec (as JSON) describes, in this fresh process. Returns the exit code."""
+    os.setsid()  # Ctrl-C in the terminal is for the controller; and so a role dies with its children
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _redirect(spec["log"])
+    name = f"{spec['role']}:{spec['rank']}"
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True
+    )
+    secret = bytes.fromhex(spec["secret"])
+    try:
+        controller = connect(Address.from_json(spec["controller"]), secret, peer="controller")
+        hello = {key: spec[key] for key in ("role", "rank", "incarnation")}
+        controller.send(Kind.HELLO, {**hello, "pid": os.getpid()})
+        config = {k: tuple(v) if isinstance(v, list) else v for k, v in spec["config"].items()}
+        if spec["role"] == "worker":
+            return run_worker(WorkerConfig(**config), secret, controller, program)
+    except LinkError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return 1
+    try:
+        serve(ServerConfig(**config), secret, controller)
+    except Exception as error:
+        text = traceback.format_exc()
+        sys.stderr.write(text)
+        body = {"error": type(error).__name__, "message": str(error), "traceback": text[-16000:]}
+        with_traceback = {**body, "secondary": isinstance(error, LinkError)}
+        try:
+            controller.send(Kind.ERROR, with_traceback)
+        except (LinkError, OSError):
+            sys.stderr.write(f"{name}: the controller is gone\n")
+        return 1
+    return 0
+
+
+def _redirect(path: str) -> None:
+    """Standard output and error of this process and its children go to the log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(nothing)
+    # New objects: a notebook's sys.stdout is not a file.
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

@@ -1,0 +1,324 @@
+"""The machines that decide, event by event, which pushes are applied and who goes on.
+
+A worker's life, as a machine sees it:
+
+    joined ──► computing ──pushed──► waiting ──Admit──► computing ──► … ──left──►
+                  │  ▲
+           rested ▼  │ woke (or pushed)
+                resting
+
+Everything waits through `waiting` alone: joining and waking never do. What holds in every mode,
+whatever the order of events:
+
+- a push is applied at most once, and never after its worker left or came back anew;
+- only active workers are waited for, that is members that do not rest; a rest that begins while
+  its worker waits takes effect when it is admitted;
+- whoever waits, waits for somebody who is computing, so there is always a next event;
+- the slowest active clock never falls, so a member that was once within the bound stays within it.
+
+An event costs a few set operations plus its instructions, and at worst one pass over the members.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Admit", "Apply", "Clocks", "Drop", "Instruction", "Machine", "PushId", "Rounds"]
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class PushId:
+    """The name of one push. Sorted, pushes of different workers are in rank order."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """The mean of these pushes, in rank order, is one update: it makes the next version."""
+
+    pushes: tuple[PushId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The worker gets fresh parameters and goes on."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The push is late, repeated, orphaned or from nobody we know: it is not applied."""
+
+    push: PushId
+
+
+Instruction = Apply | Admit | Drop
+
+
+class Machine(ABC):
+    """Who is a member and how far each has come; subclasses decide what a push leads to.
+
+    Every event returns what is to be done about it, in order. Events about strangers are harmless.
+    Not thread-safe: one owner feeds it, and carries out what it says before the next event.
+    """
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._begin(floor=0, clocks={})
+
+    def _begin(self, floor: int, clocks: dict[int, int]) -> None:
+        # The newest push seen of each rank. It outlives its worker: a worker that was thought
+        # dead and comes back under the same incarnation must not be applied twice.
+        self._newest: dict[int, PushId] = {}
+        self._members: set[int] = set()
+        self._active: set[int] = set()
+        self._waiting: set[int] = set()
+        # Waiting workers that rest as soon as they are admitted.
+        self._tired: set[int] = set()
+        # Pushes that are not applied yet; their workers wait.
+        self._pending: dict[int, PushId] = {}
+        # Clocks of the members, and of those a snapshot remembers until they join again.
+        self._clocks = clocks
+        # The slowest active clock, or the last there was; how many active workers are at each.
+        self._floor = floor
+        self._crowd: Counter[int] = Counter()
+
+    # Events
+
+    def joined(self, worker: int, incarnation: int) -> list[Instruction]:
+        """A new member, or a new incarnation of one: what the older did not finish is dropped.
+
+        It starts at the slowest active clock (after a restore: at its own if that is higher), so it
+        neither leads nor holds back, and may go on at once. Older news than we have is ignored.
+        """
+        newest = self._newest.get(worker)
+        if newest is None or newest.incarnation < incarnation:
+            self._newest[worker] = PushId(worker, incarnation, -1)
+        elif newest.incarnation > incarnation or worker in self._members:
+            return []
+        dropped = self._remove(worker)
+        self._members.add(worker)
+        self._clocks.setdefault(worker, self._floor)
+        self._activate(worker)
+        return dropped + self._settle()
+
+    def left(self, worker: int) -> list[Instruction]:
+        """The worker is gone. Its pending push is dropped, and nobody waits for it any more."""
+        return self._remove(worker) + self._settle()
+
+    def pushed(self, push: PushId, read_version: int) -> list[Instruction]:
+        """A worker has finished a step that it computed from `read_version`, and waits.
+
+        A push that came before is dropped and its worker admitted, since the first answer may have
+        been lost; unless the worker still waits: then its answer is on its way.
+        """
+        worker = push.worker
+        if worker not in self._members or push.incarnation != self._newest[worker].incarnation:
+            return [Drop(push)]
+        if worker in self._waiting:
+            return [] if push == self._pending.get(worker) else [Drop(push)]
+        if push <= self._newest[worker]:
+            return [Drop(push), Admit(worker)]
+        self._newest[worker] = push
+        self._activate(worker)
+        return self._accept(push, read_version)
+
+    def rested(self, worker: int) -> list[Instruction]:
+        """The worker has nothing to push until it wakes, and is not waited for meanwhile."""
+        if worker in self._waiting:
+            self._tired.add(worker)
+        else:
+            self._deactivate(worker)
+        return self._settle()
+
+    def woke(self, worker: int) -> list[Instruction]:
+        """The worker is active again, at the slowest active clock unless its own is higher."""
+        self._tired.discard(worker)
+        if worker in self._members:
+            self._activate(worker)
+        return []
+
+    # State
+
+    @property
+    def version(self) -> int:
+        """How many updates have been applied."""
+        return self._version
+
+    @property
+    def clocks(self) -> dict[int, int]:
+        """Steps finished by each worker; after a restore, also of those that are not back yet."""
+        return dict(self._clocks)
+
+    @property
+    def members(self) -> set[int]:
+        """Workers that joined and have not left."""
+        return set(self._members)
+
+    @property
+    def active(self) -> set[int]:
+        """Members that do not rest."""
+        return set(self._active)
+
+    @property
+    def waiting(self) -> dict[int, set[int]]:
+        """Each worker that waits to be admitted, and the workers that it waits for."""
+        awaited = self._awaited()
+        return {worker: set(awaited) for worker in sorted(self._waiting)}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Version and clocks, as JSON. Members and pending pushes are not part of it."""
+        clocks = {str(worker): clock for worker, clock in sorted(self._clocks.items())}
+        return {"version": self._version, "floor": self._floor, "clocks": clocks}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot, of any mode, without members: they join again."""
+        self._version = snapshot["version"]
+        clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
+        self._begin(snapshot["floor"], clocks)
+
+    # What a mode decides
+
+    @abstractmethod
+    def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
+        """Deal with a push that is new, of an active member that does not wait."""
+
+    @abstractmethod
+    def _settle(self) -> list[Instruction]:
+        """Do what has become possible now that somebody is not waited for any more."""
+
+    @abstractmethod
+    def _awaited(self) -> set[int]:
+        """The workers that those who wait are waiting for."""
+
+    # Bookkeeping
+
+    def _admit(self, workers: Iterable[int]) -> list[Instruction]:
+        admitted = sorted(workers)
+        self._waiting.difference_update(admitted)
+        for worker in admitted:
+            if worker in self._tired:
+                self._tired.remove(worker)
+                self._deactivate(worker)
+        return [Admit(worker) for worker in admitted]
+
+    def _remove(self, worker: int) -> list[Instruction]:
+        if worker not in self._members:
+            return []
+        self._deactivate(worker)
+        self._members.remove(worker)
+        self._waiting.discard(worker)
+        self._tired.discard(worker)
+        del self._clocks[worker]
+        pending = self._pending.pop(worker, None)
+        return [] if pending is None else [Drop(pending)]
+
+    def _activate(self, worker: int) -> None:
+        if worker not in self._active:
+            self._active.add(worker)
+            self._clocks[worker] = max(self._clocks[worker], self._floor)
+            self._move(None, self._clocks[worker])
+
+    def _deactivate(self, worker: int) -> None:
+        if worker in self._active:
+            self._active.remove(worker)
+            self._move(self._clocks[worker], None)
+
+    def _step(self, worker: int) -> None:
+        clock = self._clocks[worker]
+        self._clocks[worker] = clock + 1
+        self._move(clock, clock + 1)
+
+    def _move(self, before: int | None, after: int | None) -> None:
+        """One active worker goes from one clock to another; None is not being active."""
+        if after is not None:
+            self._crowd[after] += 1
+        if before is not None:
+            self._crowd[before] -= 1
+            if not self._crowd[before]:
+                del self._crowd[before]
+        if self._crowd and self._floor not in self._crowd:
+            self._floor = min(self._crowd)
+
+
+class Rounds(Machine):
+    """bsp and backup: the first pushes of a version, all but `spare`, make the next version.
+
+    A push that was computed from an older version comes too late: it is dropped, and its worker
+    goes on from the newest. Without spares nobody can be late who reads when it is told to.
+    """
+
+    def __init__(self, spare: int = 0) -> None:
+        super().__init__()
+        self._spare = spare
+
+    def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
+        if read_version != self._version:
+            self._step(push.worker)
+            return [Drop(push), Admit(push.worker)]
+        self._pending[push.worker] = push
+        self._waiting.add(push.worker)
+        return self._settle()
+
+    def _settle(self) -> list[Instruction]:
+        if len(self._pending) < max(1, len(self._active) - self._spare):
+            return []
+        quorum = sorted(self._pending.values())
+        self._pending.clear()
+        self._version += 1
+        for push in quorum:
+            self._step(push.worker)
+        return [Apply(tuple(quorum)), *self._admit(push.worker for push in quorum)]
+
+    def _awaited(self) -> set[int]:
+        return self._active - self._waiting
+
+
+class Clocks(Machine):
+    """ssp and asp: every push is applied at once; whoever leads by more than `bound` then waits.
+
+    A worker at clock c goes on only if c - (slowest active clock) <= bound (Ho et al., 2013).
+    """
+
+    def __init__(self, bound: int | None) -> None:
+        super().__init__()
+        self._bound = bound
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot, of any mode, without members: they join again."""
+        super().restore(snapshot)
+        # Joining never waits, so the slowest start high enough for the fastest to go on.
+        if self._bound is not None and self._clocks:
+            self._floor = max(self._floor, max(self._clocks.values()) - self._bound)
+
+    def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
+        self._version += 1
+        self._step(push.worker)
+        if self._leads(push.worker):
+            # It was not the slowest then, so nobody else is freed by its step.
+            self._waiting.add(push.worker)
+            return [Apply((push,))]
+        return [Apply((push,)), *self._admit([push.worker, *self._freed()])]
+
+    def _settle(self) -> list[Instruction]:
+        return self._admit(self._freed())
+
+    def _awaited(self) -> set[int]:
+        if not self._waiting:
+            return set()
+        return {worker for worker in self._active if self._clocks[worker] == self._floor}
+
+    def _leads(self, worker: int) -> bool:
+        return self._bound is not None and self._clocks[worker] - self._floor > self._bound
+
+    def _freed(self) -> Iterable[int]:
+        # All who wait are at one clock, a step beyond the bound: one of them answers for all.
+        if self._waiting and not self._leads(next(iter(self._waiting))):
+            return tuple(self._waiting)
+        return ()

@@ -1,0 +1,155 @@
+"""A run at one moment, as data: what the controller writes, and everybody else shows."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+__all__ = ["ENDED", "RunStatus", "WorkerStatus"]
+
+ENDED = frozenset({"succeeded", "failed", "stopped"})
+"""States that a run does not leave, except by `paceline resume`."""
+
+
+@dataclass(kw_only=True)
+class WorkerStatus:
+    """One worker at one moment."""
+
+    rank: int
+    state: str = "starting"
+    clock: int = 0
+    """Steps finished."""
+    step_s: float = 0.0
+    """Seconds spent computing since it started."""
+    wait_s: float = 0.0
+    """Seconds spent waiting for parameters since it started."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the script reported last."""
+    restarts: int = 0
+    """How often it was replaced."""
+
+    @property
+    def name(self) -> str:
+        """As in messages: `worker:1`."""
+        return f"worker:{self.rank}"
+
+    @property
+    def idleness(self) -> float:
+        """The part of its time in which it waited for parameters, 0 to 1."""
+        total = self.step_s + self.wait_s
+        return self.wait_s / total if total > 0 else 0.0
+
+
+@dataclass(kw_only=True)
+class RunStatus:
+    """A run at one moment."""
+
+    state: str = "pending"
+    run_dir: str = ""
+    """Absolute path; its last part, or the name of the link to it, is the run's id."""
+    run_id: str = ""
+    elapsed_s: float = 0.0
+    """Since this start of the run; a resumed run begins again at 0."""
+    version: int = 0
+    """Updates applied."""
+    epoch: int = 0
+    """Counted from 0."""
+    samples: int = 0
+    """Samples applied, in all epochs."""
+    samples_before: int = 0
+    """Those of `samples` that were applied before this start of the run (resume)."""
+    samples_per_epoch: int | None = None
+    parameters: int = 0
+    workers: dict[int, WorkerStatus] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
+    """How many pushes were applied at each staleness."""
+    refused: int = 0
+    """Pushes refused because they held NaN or Inf."""
+    dropped: int = 0
+    """Pushes not applied: late in backup mode, or a repetition."""
+    lost: int = 0
+    """Pushes lost with the worker or server that held them."""
+    restarts: int = 0
+    """Workers replaced."""
+    checkpoints: list[str] = field(default_factory=list)
+    """Names of those that are kept, oldest first."""
+    leases: list[dict[str, Any]] = field(default_factory=list)
+    """`LeaseBook.accounts()`: what became of each epoch's samples."""
+    update_s: float = 0.0
+    """Seconds the lead server spent updating parameters."""
+    messages: list[str] = field(default_factory=list)
+    """What people should read, oldest first; it only grows."""
+    error: str | None = None
+    """Why it failed: who, what, and the traceback."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over, well or badly."""
+        return self.state in ENDED
+
+    @property
+    def samples_per_s(self) -> float:
+        """Mean throughput of this start of the run."""
+        return (self.samples - self.samples_before) / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def epoch_share(self) -> float | None:
+        """How much of the current epoch is done, 0 to 1; None if its length is unknown."""
+        if self.leases:
+            account = self.leases[-1]
+            done = sum(int(account.get(what, 0)) for what in ("applied", "refused", "unused"))
+            return min(1.0, done / max(1, int(account.get("samples", 0))))
+        if not self.samples_per_epoch:
+            return None
+        done = self.samples - self.epoch * self.samples_per_epoch
+        return min(1.0, max(0.0, done / self.samples_per_epoch))
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean over the applied pushes; 0 before the first."""
+        pushes = sum(self.staleness.values())
+        return sum(each * n for each, n in self.staleness.items()) / pushes if pushes else 0.0
+
+    @property
+    def staleness_max(self) -> int:
+        """The largest that occurred."""
+        return max((each for each, n in self.staleness.items() if n), default=0)
+
+    @property
+    def idleness(self) -> float:
+        """The part of all workers' time in which they waited for parameters, 0 to 1."""
+        waited = sum(worker.wait_s for worker in self.workers.values())
+        total = waited + sum(worker.step_s for worker in self.workers.values())
+        return waited / total if total > 0 else 0.0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Each reported metric's mean over the workers that reported it, `loss` first."""
+        found: dict[str, list[float]] = {}
+        for _, worker in sorted(self.workers.items()):
+            for name, value in worker.metrics.items():
+                found.setdefault(name, []).append(value)
+        names = sorted(found, key=lambda name: name != "loss")
+        return {name: sum(found[name]) / len(found[name]) for name in names}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; keys that are numbers become strings, as JSON has it."""
+        data = dataclasses.asdict(self)
+        data["workers"] = {str(rank): worker for rank, worker in data["workers"].items()}
+        data["staleness"] = {str(each): n for each, n in data["staleness"].items()}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` made; what this version does not know is left out."""
+        status = cls(**_known(cls, data))
+        status.workers = {
+            int(rank): WorkerStatus(**_known(WorkerStatus, worker))
+            for rank, worker in data.get("workers", {}).items()
+        }
+        status.staleness = {int(each): n for each, n in data.get("staleness", {}).items()}
+        return status
+
+
+def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}

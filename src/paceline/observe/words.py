@@ -1,0 +1,128 @@
+"""Numbers, modes and statuses as people read them: one form each, everywhere."""
+
+from paceline.observe.status import RunStatus
+
+__all__ = [
+    "ago",
+    "clock",
+    "count",
+    "duration",
+    "metric",
+    "mode_in_words",
+    "percent",
+    "plural",
+    "progress",
+    "size",
+    "staleness",
+    "trouble",
+]
+
+
+def count(number: float) -> str:
+    """`12,345`; fractions only where they matter, below ten."""
+    return f"{number:.1f}" if number < 9.95 and number != int(number) else f"{number:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percent(share: float) -> str:
+    """`12 %` of a share of 1."""
+    return f"{100 * share:.0f} %"
+
+
+def metric(value: float) -> str:
+    """Four significant digits: `0.07125`, `1234`, `3.2e-07`."""
+    return f"{value:.4g}"
+
+
+def size(nbytes: float) -> str:
+    """Decimal units as in disk and network figures: `46.8 MB`."""
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while nbytes >= 999.5 and unit != "TB":
+        nbytes, unit = nbytes / 1000, next(units)
+    return f"{nbytes:.3g} {unit}" if nbytes < 999.5 else f"{nbytes:,.0f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 20 s`, `2 h 05 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min"
+
+
+def clock(seconds: float) -> str:
+    """A running clock, which keeps its width: `0:42`, `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def ago(seconds: float) -> str:
+    """The age of something, in its largest unit: `5 min`, `3 days`."""
+    for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            number = int(seconds // length)
+            return plural(number, unit) if unit == "day" else f"{number} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
+def mode_in_words(mode: str, workers: int) -> str:
+    """Who waits for whom in a mode.
+
+    Args:
+        mode: In the form `str(ModeSpec)` gives: `bsp`, `backup:1`, `ssp:2`, `asp`.
+        workers: How many there are.
+    """
+    name, _, number = mode.partition(":")
+    if workers == 1:
+        return "the one worker waits for nobody: every gradient is one update"
+    match name:
+        case "bsp":
+            return f"all wait for all: one update is the mean of {workers} gradients"
+        case "backup":
+            quorum = workers - int(number)
+            return (
+                f"one update is the mean of the first {quorum} of {workers} gradients; "
+                "those that come later are dropped"
+            )
+        case "ssp":
+            return (
+                "every gradient is applied when it arrives; a worker waits while it is more than "
+                f"{plural(int(number), 'step')} ahead of the slowest"
+            )
+        case _:
+            return "nobody waits: every gradient is applied when it arrives"
+
+
+def progress(status: RunStatus) -> str:
+    """`epoch 2, 64 %`, or how many epochs there were when the run is over."""
+    share = status.epoch_share
+    if share is None:
+        return f"{count(status.samples)} samples"
+    if status.ended and share == 0 and status.epoch:
+        return plural(status.epoch, "epoch")
+    return f"epoch {status.epoch + 1}, {percent(share)}"
+
+
+def staleness(status: RunStatus) -> str:
+    """`staleness 0.4 mean, 2 max`."""
+    return f"staleness {status.staleness_mean:.2g} mean, {status.staleness_max} max"
+
+
+def trouble(status: RunStatus) -> list[str]:
+    """What went wrong and was dealt with; empty for most runs."""
+    found = {
+        plural(status.restarts, "restart"): status.restarts,
+        f"{count(status.refused)} refused": status.refused,
+        f"{count(status.dropped)} dropped": status.dropped,
+        f"{count(status.lost)} lost": status.lost,
+    }
+    return [text for text, number in found.items() if number]

@@ -1,0 +1,29 @@
+"""The parameter space: all trainable tensors of a model in one flat range per dtype.
+
+* `layout.py`    Layout, Slice, Segment: what lies where; the fingerprint; the partition over servers. Pure.
+* `flat.py`      reads a Layout off a torch model, and makes tensor views into flat memory.
+* `state.py`     StateBook: parameters and optimizer state as named pieces, for checkpoints.
+* `optimizer.py` OptimizerSpec: an optimizer as plain data, and which optimizers may be cut into pieces.
+"""
+
+from paceline.params.flat import bind, describe, dtype_named, flat_view, segment_view, tensor_views
+from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
+from paceline.params.optimizer import OptimizerSpec, settings_of
+from paceline.params.state import StateBook
+
+__all__ = [
+    "Layout",
+    "OptimizerSpec",
+    "Segment",
+    "Slice",
+    "StateBook",
+    "TensorInfo",
+    "bind",
+    "describe",
+    "dtype_named",
+    "flat_view",
+    "partition",
+    "segment_view",
+    "settings_of",
+    "tensor_views",
+]

@@ -1,0 +1,118 @@
+"""Between a torch model and flat memory: read the layout off a model, make views into memory."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from paceline.exceptions import UsageError
+from paceline.params.layout import Layout, Segment, Slice, TensorInfo
+
+__all__ = ["bind", "describe", "dtype_named", "flat_view", "segment_view", "tensor_views"]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The torch dtype of a layout's dtype name."""
+    return cast(torch.dtype, getattr(torch, name))
+
+
+def describe(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    servers: int = 1,
+    whole_tensors: bool = False,
+) -> tuple[Layout, list[nn.Parameter]]:
+    """The layout of what `optimizer` trains in `model`, and the parameters in the layout's order.
+
+    Trained is what is in the optimizer and requires a gradient; frozen parameters stay outside.
+    Tied weights appear once, under the first of their names.
+
+    Raises:
+        UsageError: a parameter of the optimizer is not in the model, is on two devices, is empty,
+            sparse, or of a dtype that cannot be trained.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups: dict[int, int] = {}
+    for g, group in enumerate(optimizer.param_groups):
+        for position, p in enumerate(group["params"]):
+            if id(p) not in names:
+                raise UsageError(
+                    f"parameter {position} of group {g} {list(p.shape)} of the optimizer is not in the model "
+                    "given to prepare(). Build the optimizer from model.parameters() of that same model."
+                )
+            if p.requires_grad:
+                groups[id(p)] = g
+    infos: list[TensorInfo] = []
+    parameters: dict[str, nn.Parameter] = {}
+    for name, p in model.named_parameters():
+        if id(p) not in groups:
+            continue
+        dtype = str(p.dtype).removeprefix("torch.")
+        if p.layout != torch.strided or p.numel() == 0 or not p.is_floating_point() or p.dtype.itemsize < 2:
+            raise UsageError(
+                f"parameter {name!r} ({dtype}, {p.layout}, shape {list(p.shape)}) cannot be trained with "
+                "parameter servers: it must be dense, not empty, and float16, bfloat16, float32 or float64."
+            )
+        infos.append(
+            TensorInfo(
+                name=name,
+                shape=tuple(p.shape),
+                stride=tuple(_dense_stride(p)),
+                dtype=dtype,
+                group=groups[id(p)],
+            )
+        )
+        parameters[name] = p
+    if not infos:
+        raise UsageError("the optimizer has no parameter that requires a gradient: nothing to train.")
+    devices = {p.device for p in parameters.values()}
+    if len(devices) > 1:
+        raise UsageError(f"the model's parameters are on several devices: {sorted(map(str, devices))}.")
+    aliases = [
+        (alias, names[id(p)])
+        for alias, p in model.named_parameters(remove_duplicate=False)
+        if alias != names[id(p)] and id(p) in groups
+    ]
+    layout = Layout.build(infos, servers=servers, whole_tensors=whole_tensors, aliases=aliases)
+    return layout, [parameters[t.name] for t in layout.tensors]
+
+
+def _dense_stride(p: Tensor) -> tuple[int, ...]:
+    """The tensor's own strides when it fills its memory (channels_last, say), else contiguous ones."""
+    dense = sorted((s, n) for s, n in zip(p.stride(), p.shape, strict=True) if n > 1)
+    expected = 1
+    for stride, n in dense:
+        if stride != expected:
+            return torch.empty(p.shape, device="meta").stride()
+        expected *= n
+    return p.stride()
+
+
+def flat_view(base: Tensor, piece: Slice) -> Tensor:
+    """A slice as one flat tensor over `base`, the bytes of a whole parameter space."""
+    return base[piece.start : piece.stop].view(dtype_named(piece.dtype))
+
+
+def segment_view(base: Tensor, layout: Layout, segment: Segment) -> Tensor:
+    """A segment over `base`: in its tensor's own shape when it is the whole tensor, else flat."""
+    t = layout.tensors[segment.tensor]
+    start, stop = layout.byte_of(segment)
+    flat = base[start:stop].view(dtype_named(t.dtype))
+    if segment.stop - segment.start == t.numel:
+        return flat.as_strided(t.shape, t.stride)
+    return flat
+
+
+def tensor_views(base: Tensor, layout: Layout) -> list[Tensor]:
+    """Every tensor of the layout as a view of `base`."""
+    return [
+        segment_view(base, layout, Segment(i, 0, t.numel)) for i, t in enumerate(layout.tensors)
+    ]
+
+
+def bind(parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
+    """Make each parameter read from its view from now on. Values are not copied."""
+    for p, view in zip(parameters, views, strict=True):
+        p.data = view

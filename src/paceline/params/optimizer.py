@@ -1,0 +1,152 @@
+"""An optimizer as plain data, so that a server can build it without unpickling anything."""
+
+import importlib
+import inspect
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.exceptions import FrameError, UsageError
+
+__all__ = ["OptimizerSpec", "settings_of"]
+
+_ELEMENT_WISE = frozenset(
+    "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Rprop ASGD".split()
+)
+_WHOLE_TENSOR = frozenset(["Adafactor", "Muon"])
+_REFUSED = {
+    "LBFGS": "it evaluates the loss several times a step and mixes all parameters in one history; "
+    "train with it alone, or choose an element-wise optimizer",
+    "SparseAdam": "it needs sparse gradients, and the parameter space is dense; use Adam",
+}
+_HIDDEN = frozenset(["params", "param_names"])
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Each parameter group's settings as plain JSON values (learning rate, betas, …)."""
+    return [
+        {key: _plain(key, value) for key, value in group.items() if key not in _HIDDEN}
+        for group in optimizer.param_groups
+    ]
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = value.item()
+    if isinstance(value, tuple | list):
+        return [_plain(key, v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UsageError(
+        f"optimizer setting {key!r} is {type(value).__name__} {value!r}; parameter servers take numbers, "
+        "strings, booleans, None and lists of them."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """Which optimizer, with which settings for each parameter group."""
+
+    target: str
+    """`module:ClassName`."""
+    groups: tuple[dict[str, Any], ...]
+    whole_tensors: bool
+    """Must see tensors uncut, in their own shape."""
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, allowed: Collection[str] = ()) -> "OptimizerSpec":
+        """Read the spec off an optimizer.
+
+        Args:
+            allowed: `module:ClassName` of optimizers beyond torch.optim that servers may import.
+
+        Raises:
+            UsageError: servers cannot run this optimizer; the message says why.
+        """
+        kind = type(optimizer)
+        name = kind.__name__
+        if kind is getattr(torch.optim, name, None):
+            if name in _REFUSED:
+                raise UsageError(f"torch.optim.{name} cannot run on parameter servers: {_REFUSED[name]}.")
+            target = f"torch.optim:{name}"
+            # What we do not know may look at whole tensors: give it whole tensors.
+            whole = name not in _ELEMENT_WISE
+        else:
+            target = f"{kind.__module__}:{kind.__qualname__}"
+            whole = True
+            if kind.__module__ == "__main__" or target not in allowed:
+                where = (
+                    f"move class {name} from the script into a module beside it and "
+                    if kind.__module__ == "__main__"
+                    else ""
+                )
+                shown = target.replace("__main__", "your_module")
+                raise UsageError(
+                    f"optimizer {name} is not from torch.optim, so servers do not import it unasked. To let "
+                    f"them, {where}start the run with --optimizer {shown}."
+                )
+        return cls(
+            target=target, groups=tuple(_with_fused(kind, g) for g in settings_of(optimizer)), whole_tensors=whole
+        )
+
+    def build(
+        self, group: int, tensors: Sequence[Tensor], allowed: Collection[str] = ()
+    ) -> torch.optim.Optimizer:
+        """A fresh optimizer over `tensors` with the settings of one parameter group."""
+        kind = self._load(allowed)
+        accepted = inspect.signature(kind).parameters
+        settings = {k: _tupled(v) for k, v in self.groups[group].items()}
+        optimizer = kind(list(tensors), **{k: v for k, v in settings.items() if k in accepted})
+        optimizer.param_groups[0].update(settings)
+        return optimizer
+
+    def _load(self, allowed: Collection[str]) -> Any:
+        module, _, name = self.target.partition(":")
+        if module == "torch.optim" and name in _ELEMENT_WISE | _WHOLE_TENSOR or (
+            module == "torch.optim" and name not in _REFUSED and _is_optimizer(getattr(torch.optim, name, None))
+        ):
+            return getattr(torch.optim, name)
+        if self.target not in allowed:
+            raise UsageError(
+                f"a worker offered optimizer {self.target!r}, which this run does not allow (--optimizer)."
+            )
+        kind: Any = importlib.import_module(module)
+        for part in name.split("."):
+            kind = getattr(kind, part)
+        if not _is_optimizer(kind):
+            raise UsageError(f"{self.target!r} is not a torch.optim.Optimizer class.")
+        return kind
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON; `from_json` is its inverse."""
+        return {"target": self.target, "groups": list(self.groups), "whole_tensors": self.whole_tensors}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "OptimizerSpec":
+        """Read a spec from the wire or a checkpoint; anything odd is a FrameError."""
+        try:
+            groups = tuple({str(k): v for k, v in g.items()} for g in data["groups"])
+            return cls(
+                target=str(data["target"]), groups=groups, whole_tensors=bool(data["whole_tensors"])
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FrameError(f"not an optimizer: {error!r}") from error
+
+
+def _is_optimizer(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+
+
+def _with_fused(kind: type, group: dict[str, Any]) -> dict[str, Any]:
+    """Servers use the fused kernel where torch has one, unless the user chose another."""
+    unset = group.get("fused") is None and not group.get("foreach") and not group.get("differentiable")
+    if "fused" in inspect.signature(kind).parameters and unset:
+        return {**group, "fused": True, "foreach": False}
+    return group
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,13 @@
+"""Planning: what a user asks for, and what it becomes before anything starts.
+
+* `job.py`   Job: a program, its resources and a mode; checks each setting by itself.
+* `plan.py`  make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
+             ModelFacts: what `paceline plan` learns from the script's model.
+
+Importing this package does not import torch: `paceline plan` refuses a wrong job at once.
+"""
+
+from paceline.plan.job import Job
+from paceline.plan.plan import ModelFacts, Plan, RolePlan, make_plan
+
+__all__ = ["Job", "ModelFacts", "Plan", "RolePlan", "make_plan"]

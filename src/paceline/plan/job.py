@@ -1,0 +1,159 @@
+"""What a user asks for: a program, its resources, a mode.
+
+The command line, `paceline.fit` and `run.json` all make the same Job, so a setting is checked in
+one place and its message is the same everywhere. What only a machine can refuse (a script that is
+not there) is the plan's business.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from paceline.exceptions import UsageError
+from paceline.modes import parse_mode
+
+__all__ = ["LINKS", "Job"]
+
+LINKS = ("auto", "shm", "tcp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training job. Checked when it is made; immutable; `dataclasses.replace` checks again.
+
+    Raises:
+        UsageError: naming the setting, its value and what to do, for the first setting that is
+            wrong by itself.
+    """
+
+    script: str | None = None
+    """Path of the script to train with; None when `paceline.fit` started the run."""
+
+    args: tuple[str, ...] = ()
+    """The script's own arguments, as in `sys.argv[1:]`."""
+
+    workers: int = 2
+    """How many processes compute gradients."""
+
+    servers: int = 1
+    """How many processes hold the parameters. On one machine one is enough: it uses every core."""
+
+    mode: str = "bsp"
+    """Who waits for whom: `bsp`, `backup:B`, `ssp:S` or `asp`. Kept in this form, so `"-1"` (asp in
+    Angel and Hetu) reads back as `"asp"`."""
+
+    link: str = "auto"
+    """How gradients and parameters travel: `shm` (shared memory), `tcp`, or `auto`, which is shared
+    memory on one host and TCP otherwise."""
+
+    seed: int = 0
+    """Of the order of samples, and of every worker's random numbers."""
+
+    deadline_s: float = 300.0
+    """How long anybody waits for anybody before the run fails with the name of who is missing.
+    Raise it when a message says that somebody did not answer and that role was only slow."""
+
+    checkpoint_every: int = 0
+    """Write a checkpoint every so many updates; 0 writes only the one at the end."""
+
+    keep_checkpoints: int = 3
+    """How many checkpoints stay; older ones are deleted. At least 2 leave one to fall back on."""
+
+    max_restarts: int = 3
+    """How many dead workers are replaced in a run before it fails."""
+
+    clip_norm: float | None = None
+    """Scale the averaged gradient down to this norm before each update. Only in bsp, where one
+    update is one average; in other modes clip in the script, which clips each worker's own."""
+
+    optimizers: tuple[str, ...] = ()
+    """Optimizers beyond torch.optim that the script may use, as `module:Class`."""
+
+    run_dir: str | None = None
+    """Directory for this run; None makes one in $PACELINE_RUNS or ~/.paceline/runs."""
+
+    threads: int | None = None
+    """CPU threads of each worker; None shares the cores out evenly."""
+
+    def __post_init__(self) -> None:
+        # Lists come from JSON, YAML and typer.
+        object.__setattr__(self, "args", _strings("args", self.args))
+        object.__setattr__(self, "optimizers", _strings("optimizers", self.optimizers))
+        _check_text("script", self.script)
+        _check_text("run_dir", self.run_dir)
+        _check_count("workers", self.workers, 1, "a run needs somebody to compute gradients")
+        _check_count("servers", self.servers, 1, "a run needs somebody to hold the parameters")
+        _check_count("seed", self.seed, 0, "any whole number from 0 to 2**63 - 1 will do")
+        if self.seed >= 2**63:
+            raise UsageError(f"seed={self.seed} is too large: give a number below 2**63")
+        _check_count("checkpoint_every", self.checkpoint_every, 0, "0 saves only at the end")
+        _check_count("keep_checkpoints", self.keep_checkpoints, 1, "the last one always stays")
+        _check_count("max_restarts", self.max_restarts, 0, "0 fails at the first dead worker")
+        if self.threads is not None:
+            _check_count("threads", self.threads, 1, "leave it out to share the cores out evenly")
+        _check_positive("deadline_s", self.deadline_s, "seconds to wait before giving up")
+        if self.clip_norm is not None:
+            _check_positive("clip_norm", self.clip_norm, "leave it out to clip nothing")
+        object.__setattr__(self, "mode", str(parse_mode(self.mode)))
+        if self.link not in LINKS:
+            raise UsageError(
+                f"link={self.link!r}: there is no such link. Valid: {', '.join(LINKS)}"
+            )
+        for name in self.optimizers:
+            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
+                raise UsageError(
+                    f"optimizers: {name!r} is not of the form module:Class, as in "
+                    "my_package.optim:Lamb. torch.optim's own need not be named"
+                )
+
+    @property
+    def name(self) -> str:
+        """A short name for people: the script without its directory and ending, or `fit`."""
+        if self.script is None:
+            return "fit"
+        return re.split(r"[/\\]", self.script)[-1].removesuffix(".py") or "script"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, which `from_json` reads back."""
+        data = dataclasses.asdict(self)
+        return data | {"args": list(self.args), "optimizers": list(self.optimizers)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """A job from plain data; settings that are missing have their defaults."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise UsageError(
+                f"a job has no setting {', '.join(map(repr, unknown))}. Known: {', '.join(known)}"
+            )
+        return cls(**data)
+
+
+def _check_count(name: str, value: object, least: int, advice: str) -> None:
+    # True is an int to Python, but "workers: yes" in a YAML file is a mistake.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} is not a whole number; {advice}")
+    if value < least:
+        raise UsageError(f"{name}={value} is too small: give at least {least} ({advice})")
+
+
+def _check_positive(name: str, value: object, meaning: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} is not a number ({meaning})")
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(f"{name}={value:g} is not a finite number above 0 ({meaning})")
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+        raise UsageError(f"{name}={value!r} is not a path")
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"{name}={value!r} is not a list of strings")
+    return tuple(value)

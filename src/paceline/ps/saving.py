@@ -1,0 +1,166 @@
+"""One checkpoint in the making, and reading one back.
+
+A checkpoint is a cut in the run's order: every server copies its shard at the same version and writes the
+copy in a thread while training goes on; every worker sends its own part (random state, buffers) with the
+first reply it gets after the cut. Server 0 commits when all are there.
+
+Files: server-K.safetensors (parameters and optimizer state, StateBook's keys), worker-K.safetensors
+(buffers, random state), extras.safetensors (frozen parameters and initial buffers of worker 0).
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from torch import Tensor
+
+from paceline.exceptions import CheckpointError, FrameError
+from paceline.params import StateBook
+from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, prune
+
+__all__ = ["Saver", "model_state", "read_blob", "state_book", "worker_state"]
+
+
+class Saver:
+    """A checkpoint in the making on the lead. Methods are called by the main thread only.
+
+    Args:
+        post: called from another thread with the committed path or the error.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        version: int,
+        *,
+        parts: int,
+        workers: set[int],
+        keep: int,
+        post: Callable[[Path | CheckpointError], None],
+    ) -> None:
+        self.version = version
+        self.root = root
+        self._writer = CheckpointWriter(root, version)
+        self._parts = parts
+        self._workers = set(workers)
+        self._keep = keep
+        self._post = post
+        self._meta: dict[str, Any] = {}
+        self._thread: threading.Thread | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where servers write their parts."""
+        return self._writer.dir
+
+    @property
+    def waits_for(self) -> set[int]:
+        """Workers whose part is not here yet."""
+        return set(self._workers)
+
+    def describe(self, meta: dict[str, Any]) -> None:
+        """What the manifest says."""
+        self._meta = meta
+
+    def part_written(self, info: FileInfo | CheckpointError) -> None:
+        """A server wrote its part, or failed to."""
+        if isinstance(info, CheckpointError):
+            self._writer.abort()
+            self._post(info)
+            return
+        self._writer.add(info)
+        self._parts -= 1
+        self._try_commit()
+
+    def worker_saved(self, worker: int) -> None:
+        """A worker's part is in `states` (see `commit_now`), or the worker is gone."""
+        self._workers.discard(worker)
+        self._try_commit()
+
+    def stop_waiting(self) -> None:
+        """Commit without the workers' parts that are not here."""
+        self._workers.clear()
+        self._try_commit()
+
+    def attach_states(self, states: Callable[[], dict[str, dict[str, Tensor]]]) -> None:
+        """Small files to write with the commit (workers' parts, extras), asked for at that time."""
+        self._states = states
+
+    def _try_commit(self) -> None:
+        if self._parts or self._workers or self._thread is not None:
+            return
+        states = self._states()
+        self._thread = threading.Thread(target=self._commit, args=(states,), name="checkpoint")
+        self._thread.start()
+
+    def _commit(self, states: dict[str, dict[str, Tensor]]) -> None:
+        try:
+            for name, tensors in states.items():
+                self._writer.write_part(name, tensors)
+            path = self._writer.commit(self._meta)
+            prune(self.root, self._keep)
+        except CheckpointError as error:
+            self._writer.abort()
+            self._post(error)
+        else:
+            self._post(path)
+
+    def join(self) -> None:
+        """Wait for a commit in progress; a checkpoint that is not complete is given up."""
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._writer.abort()
+
+
+def state_book(checkpoint: Checkpoint) -> StateBook:
+    """Parameters and optimizer state of all servers of a checkpoint."""
+    return StateBook(
+        checkpoint.tensors(name) for name in sorted(checkpoint.files) if name.startswith("server-")
+    )
+
+
+def worker_state(checkpoint: Checkpoint, worker: int) -> dict[str, Tensor]:
+    """What a worker saved; for a worker the run did not have, nothing."""
+    name = f"worker-{worker}.safetensors"
+    return checkpoint.tensors(name) if name in checkpoint.files else {}
+
+
+def model_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The model as a plain state_dict: parameters, frozen parameters, and buffers of the lowest rank.
+
+    Raises:
+        CheckpointError: a parameter is incomplete.
+    """
+    layout = checkpoint.meta["layout"]
+    book = state_book(checkpoint)
+    found: dict[str, Tensor] = {}
+    if "extras.safetensors" in checkpoint.files:
+        found.update(checkpoint.tensors("extras.safetensors"))
+    saved = sorted(int(n[7:-12]) for n in checkpoint.files if n.startswith("worker-"))
+    if saved:
+        mine = worker_state(checkpoint, saved[0])
+        found.update({k[7:]: v for k, v in mine.items() if k.startswith("buffer:")})
+    for name, shape, stride, _, _, _ in layout["tensors"]:
+        count = 1
+        for n in shape:
+            count *= n
+        flat = book.piece(name, "", 0, count)
+        if flat is None or flat.numel() != count:
+            raise CheckpointError(f"parameter {name!r} is incomplete in {checkpoint.path}")
+        found[name] = flat.reshape(-1).as_strided(shape, stride).contiguous().clone()
+    for alias, name in layout["aliases"]:
+        found[alias] = found[name].clone()
+    keys = checkpoint.meta["state_keys"]
+    return {key: found[key] for key in keys if key in found}
+
+
+def read_blob(blob: bytes, what: str) -> dict[str, Tensor]:
+    """Tensors from the wire, in safetensors' format. Raises FrameError."""
+    try:
+        return parse_tensors(blob) if blob else {}
+    except (SafetensorError, ValueError) as error:
+        raise FrameError(f"{what} is not in safetensors' format: {error}") from None

@@ -1,0 +1,322 @@
+"""The slices of one server: parameters, optimizer, updates.
+
+The update is torch's own optimizer on each slice, one optimizer object a slice. Its parameters are the
+slice's segments (the parts of tensors in it), so a tensor that got no gradient is skipped exactly as in a
+plain loop. Slices are summed, checked and updated one after the other, while each is in the cache.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.exceptions import CheckpointError
+from paceline.params import (
+    Layout,
+    OptimizerSpec,
+    Slice,
+    StateBook,
+    dtype_named,
+    flat_view,
+    segment_view,
+)
+
+__all__ = ["Contribution", "Gradients", "Shard"]
+
+
+class Gradients:
+    """Views of one worker's gradient memory for the slices of a shard. Made once, used every push."""
+
+    def __init__(self, base: Tensor, layout: Layout, slices: Sequence[Slice]) -> None:
+        self.flat = [flat_view(base, s) for s in slices]
+        self.segments = [[segment_view(base, layout, g) for g in s.segments] for s in slices]
+
+
+@dataclass(slots=True)
+class Contribution:
+    """One worker's part of an update."""
+
+    worker: int
+    gradients: Gradients
+    weight: float = 1.0
+    missing: frozenset[int] = frozenset()
+    """Tensors that got no gradient in this step."""
+
+
+@dataclass(slots=True)
+class _SliceState:
+    piece: Slice
+    flat: Tensor
+    segments: list[Tensor]
+    optimizer: torch.optim.Optimizer
+    settings: Any = None
+    holds: Any = None
+    """Whose gradient views the segments' .grad are now."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Slices of pushes that were refused since the last look, by worker."""
+
+    by_worker: dict[int, int] = field(default_factory=dict)
+
+    def add(self, worker: int) -> None:
+        self.by_worker[worker] = self.by_worker.get(worker, 0) + 1
+
+
+class Shard:
+    """Parameters and optimizer state of some slices. Not thread safe: one thread updates.
+
+    Args:
+        base: the bytes of the whole parameter space; only this shard's slices of it are touched.
+        allowed: optimizers beyond torch.optim that may be imported.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        spec: OptimizerSpec,
+        slices: Sequence[Slice],
+        base: Tensor,
+        allowed: Collection[str] = (),
+    ) -> None:
+        self.layout = layout
+        self.slices = tuple(slices)
+        self.spec = spec
+        self.base = base
+        self.refusals = Refusals()
+        self._states: list[_SliceState] = []
+        largest = 0
+        for piece in self.slices:
+            segments = [segment_view(base, layout, g) for g in piece.segments]
+            optimizer = spec.build(piece.group, segments, allowed)
+            self._states.append(_SliceState(piece, flat_view(base, piece), segments, optimizer))
+            largest = max(largest, piece.nbytes)
+        self._scratch = torch.empty(largest, dtype=torch.uint8)
+        self._means: list[Tensor] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(s.nbytes for s in self.slices)
+
+    def flats(self, base: Tensor) -> list[Tensor]:
+        """This shard's slices as flat tensors over another copy of the space."""
+        return [flat_view(base, s) for s in self.slices]
+
+    def update(
+        self,
+        contributions: Sequence[Contribution],
+        settings: Sequence[dict[str, Any]] | None,
+        copies: Sequence[Sequence[Tensor]] = (),
+        on_slice: Callable[[int], None] | None = None,
+    ) -> None:
+        """Apply the weighted mean of the contributions as one update.
+
+        Args:
+            settings: of each parameter group; None keeps what was used last.
+            copies: copies of this shard (see `flats`) to refresh slice by slice, while it is in the cache.
+            on_slice: called with the position of each slice that is updated and copied.
+        """
+        for i, state in enumerate(self._states):
+            if contributions:
+                self._step(i, state, contributions, settings)
+            for copy in copies:
+                copy[i].copy_(state.flat)
+            if on_slice is not None:
+                on_slice(i)
+
+    def _step(
+        self,
+        i: int,
+        state: _SliceState,
+        contributions: Sequence[Contribution],
+        settings: Sequence[dict[str, Any]] | None,
+    ) -> None:
+        if len(contributions) == 1:
+            only = contributions[0]
+            if not _finite(only.gradients.flat[i]):
+                self.refusals.add(only.worker)
+                return
+            if state.holds is not only.gradients or only.missing:
+                self._hand_over(state, only.gradients.segments[i], only.missing)
+                state.holds = None if only.missing else only.gradients
+        else:
+            mean = self._scratch[: state.piece.nbytes].view(dtype_named(state.piece.dtype))
+            good = self._mean(i, mean, contributions)
+            if not good:
+                return
+            self._hand_over_mean(state, mean, good)
+        self._apply(state, settings)
+
+    def _apply(self, state: _SliceState, settings: Sequence[dict[str, Any]] | None) -> None:
+        if settings is not None and state.settings is not settings:
+            state.optimizer.param_groups[0].update(settings[state.piece.group])
+            state.settings = settings
+        state.optimizer.step()
+
+    def _mean(
+        self, i: int, out: Tensor, contributions: Sequence[Contribution]
+    ) -> Sequence[Contribution]:
+        """The weighted mean of slice `i` into `out`, in the order given; returns who is in it."""
+        _sum_into(out, i, contributions)
+        if _finite(out):
+            return contributions
+        good = []
+        for c in contributions:
+            if _finite(c.gradients.flat[i]):
+                good.append(c)
+            else:
+                self.refusals.add(c.worker)
+        if good:
+            _sum_into(out, i, good)
+            if not _finite(out):  # finite parts, but their sum is not
+                for c in good:
+                    self.refusals.add(c.worker)
+                return []
+        return good
+
+    def _hand_over(
+        self, state: _SliceState, gradients: Sequence[Tensor], missing: Collection[int]
+    ) -> None:
+        for g, tensor, gradient in zip(state.piece.segments, state.segments, gradients, strict=True):
+            tensor.grad = None if g.tensor in missing else gradient
+
+    def _hand_over_mean(
+        self, state: _SliceState, mean: Tensor, contributions: Sequence[Contribution]
+    ) -> None:
+        """A tensor is skipped only if no worker had a gradient for it; absent ones count as zero."""
+        missing = frozenset.intersection(*(c.missing for c in contributions))
+        if state.holds is not self or missing:
+            start, item = state.piece.start, mean.element_size()
+            views = []
+            for g, tensor in zip(state.piece.segments, state.segments, strict=True):
+                first = (self.layout.byte_of(g)[0] - start) // item
+                views.append(mean[first : first + tensor.numel()].as_strided(tensor.shape, tensor.stride()))
+            self._hand_over(state, views, missing)
+            # The views stay valid: the scratch memory is allocated once.
+            state.holds = None if missing or self._means else self
+
+    def reduce(self, contributions: Sequence[Contribution]) -> list[tuple[int, float]]:
+        """First half of an update with a bound on the norm: means only. Returns (slice, sum of squares)."""
+        if not self._means:
+            self._means = [torch.empty_like(s.flat) for s in self._states]
+        norms = []
+        self._reduced: list[Sequence[Contribution]] = []
+        for i, state in enumerate(self._states):
+            good = self._mean(i, self._means[i], contributions)
+            self._reduced.append(good)
+            square = float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64)) ** 2 if good else 0.0
+            norms.append((state.piece.index, square))
+        return norms
+
+    def commit(
+        self,
+        scale: float,
+        settings: Sequence[dict[str, Any]] | None,
+        copies: Sequence[Sequence[Tensor]] = (),
+        on_slice: Callable[[int], None] | None = None,
+    ) -> None:
+        """Second half: scale the means of the last `reduce` and apply them."""
+        for i, state in enumerate(self._states):
+            if self._reduced[i]:
+                if scale != 1.0:
+                    self._means[i].mul_(scale)
+                self._hand_over_mean(state, self._means[i], self._reduced[i])
+                self._apply(state, settings)
+            for copy in copies:
+                copy[i].copy_(state.flat)
+            if on_slice is not None:
+                on_slice(i)
+
+    def assign(self, values: Gradients) -> None:
+        """Overwrite the parameters with what lies in a worker's gradient memory."""
+        for state, flat in zip(self._states, values.flat, strict=True):
+            state.flat.copy_(flat)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of parameters and optimizer state, by StateBook's keys. A consistent cut."""
+        found: dict[str, Tensor] = {}
+        for state in self._states:
+            for g, tensor in zip(state.piece.segments, state.segments, strict=True):
+                name = self.layout.tensors[g.tensor].name
+                found[StateBook.key(name, "", g.start, g.stop)] = _detached(tensor, g.stop - g.start)
+                for what, value in state.optimizer.state.get(tensor, {}).items():
+                    if isinstance(value, Tensor):
+                        copy = _detached(value, g.stop - g.start)
+                        found[StateBook.key(name, what, g.start, g.stop)] = copy
+                    elif isinstance(value, int | float):
+                        kind = "#i" if isinstance(value, int) else "#f"
+                        number = torch.tensor(float(value), dtype=torch.float64)
+                        found[StateBook.key(name, what + kind, g.start, g.stop)] = number
+        return found
+
+    def restore(self, book: StateBook, *, parameters: bool = True) -> None:
+        """Take parameters (unless told not to) and optimizer state from a book."""
+        for state in self._states:
+            for g, tensor in zip(state.piece.segments, state.segments, strict=True):
+                info = self.layout.tensors[g.tensor]
+                if parameters:
+                    value = book.piece(info.name, "", g.start, g.stop)
+                    if value is None or value.numel() != tensor.numel():
+                        raise CheckpointError(
+                            f"parameter {info.name!r} is not in the checkpoint with {info.numel:,} elements"
+                        )
+                    _fill(tensor, value)
+                kept: dict[str, Any] = {}
+                for what in book.kinds(info.name):
+                    value = book.piece(info.name, what, g.start, g.stop)
+                    if value is None:
+                        continue
+                    if what[-2:] in ("#i", "#f"):
+                        number = float(value)
+                        kept[what[:-2]] = int(number) if what.endswith("#i") else number
+                    elif value.numel() == tensor.numel() and value.dim():
+                        kept[what] = torch.empty_like(tensor)
+                        _fill(kept[what], value)
+                    else:
+                        kept[what] = value.clone()
+                if kept:
+                    state.optimizer.state[tensor] = kept
+
+
+def _detached(tensor: Tensor, elements: int) -> Tensor:
+    """A copy: flat in memory order when it has one value for each element, else as it is."""
+    if tensor.numel() == elements and tensor.dim():
+        return torch.as_strided(tensor, (elements,), (1,)).clone() if _dense(tensor) else tensor.clone()
+    return tensor.detach().clone()
+
+
+def _dense(tensor: Tensor) -> bool:
+    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return reach == tensor.numel()
+
+
+def _fill(tensor: Tensor, flat: Tensor) -> None:
+    """Write values given in memory order into a dense tensor of any strides."""
+    torch.as_strided(tensor, (tensor.numel(),), (1,)).copy_(flat.reshape(-1))
+
+
+def _sum_into(out: Tensor, i: int, contributions: Sequence[Contribution]) -> None:
+    first, *rest = contributions
+    total = math.fsum(c.weight for c in contributions)
+    if all(c.weight == first.weight for c in rest):
+        if rest:
+            torch.add(first.gradients.flat[i], rest[0].gradients.flat[i], out=out)
+            for c in rest[1:]:
+                out.add_(c.gradients.flat[i])
+            out.div_(len(contributions))
+        else:
+            out.copy_(first.gradients.flat[i])
+        return
+    torch.mul(first.gradients.flat[i], first.weight / total, out=out)
+    for c in rest:
+        out.add_(c.gradients.flat[i], alpha=c.weight / total)
+
+
+def _finite(flat: Tensor) -> bool:
+    """One reduction in the common case: a NaN or an infinity makes any sum non-finite."""
+    total = flat.sum(dtype=torch.float32 if flat.element_size() == 2 else None)
+    return math.isfinite(total.item()) or bool(torch.isfinite(flat).all())

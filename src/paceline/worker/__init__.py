@@ -1,0 +1,15 @@
+"""The worker's side: the user's script, its loop, and the links to the servers.
+
+* `session.py`   Session: what prepare() talks to; of a run, or of a script that runs alone.
+* `client.py`    Client: the links to all servers: offer, attach, exchange, leases, state.
+* `gradients.py` GradientMemory: gradients go into the slot as autograd makes them, and are checked there.
+* `optimizer.py` makes the user's optimizer exchange instead of update.
+* `loader.py`    LeasedLoader and StreamLoader: the user's DataLoader, fed by leases.
+* `state.py`     a worker's part of a checkpoint: buffers, random state, schedulers.
+* `main.py`      runs the user's program in a worker process.
+"""
+
+from paceline.worker.main import WorkerConfig, run_worker
+from paceline.worker.session import Session, current_session
+
+__all__ = ["Session", "WorkerConfig", "current_session", "run_worker"]

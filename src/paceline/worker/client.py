@@ -1,0 +1,273 @@
+"""A worker's links to all servers.
+
+On one host gradients lie in shared memory and, in bsp, parameters are read from the servers' memory in
+place: a push is then a message of a few dozen bytes. Over TCP the slices travel behind the message.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save
+from torch import Tensor
+
+from paceline import exceptions
+from paceline.comm import Access, Address, Connection, Frame, Kind, Region, connect
+from paceline.comm.frames import field
+from paceline.exceptions import DeadlineError, LinkError, PacelineError
+from paceline.params import Layout, OptimizerSpec, flat_view, partition
+
+__all__ = ["Adopted", "Client", "Grant"]
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The run's answer to an offer."""
+
+    epoch: int
+    """The epoch the run is in: a replaced or resumed worker skips the ones before it."""
+    resumed: bool
+    tensors: dict[str, Tensor]
+    """Frozen parameters and buffers to start from; on a resume also `rng:` and `user:` entries."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Leases: (id, ranges of positions). `over`: the epoch has no more."""
+
+    leases: list[tuple[int, list[tuple[int, int]]]]
+    over: bool
+    save: bool
+    """The run wants this worker's part of a checkpoint."""
+
+
+class Client:
+    """Talks to the servers for one worker. One thread at a time.
+
+    Args:
+        link: "auto", "shm" or "tcp".
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        incarnation: int,
+        servers: Sequence[Address],
+        secret: bytes,
+        link: str,
+        deadline_s: float,
+    ) -> None:
+        self.rank = rank
+        self.incarnation = incarnation
+        self.version = 0
+        self.sequence = 0
+        self._deadline_s = deadline_s
+        self._links: list[Connection] = []
+        for i, address in enumerate(servers):
+            connection = connect(address, secret, peer=f"server:{i}", link=link)
+            # The lead notices first who is missing and names it; this is the last resort.
+            connection.sock.settimeout(deadline_s + 10)
+            connection.send(Kind.HELLO, {"role": "worker", "rank": rank, "incarnation": incarnation})
+            self._links.append(connection)
+        self._lead = self._links[0]
+        self.local = all(c.local for c in self._links)
+        self._region: Region | None = None
+        self._shared: Region | None = None
+        self._out: list[list[memoryview]] = []
+        self._in: list[list[memoryview]] = []
+
+    # --- joining ------------------------------------------------------------------------------------
+
+    def offer(
+        self,
+        layout: Layout,
+        spec: OptimizerSpec,
+        data: dict[str, Any] | None,
+        state_keys: Sequence[str],
+        weights: Callable[[], tuple[Tensor, dict[str, Tensor]]],
+    ) -> Adopted:
+        """Offer the model; worker 0 is asked for its weights, all get what to start from.
+
+        Args:
+            weights: gives the whole parameter space as bytes, and frozen parameters and buffers.
+        """
+        self._layout = layout
+        body = {
+            "layout": layout.to_json(),
+            "optimizer": spec.to_json(),
+            "data": data,
+            "state_keys": list(state_keys),
+        }
+        self._lead.send(Kind.OFFER, body)
+        frame = self._receive(self._lead, Kind.ADOPT, Kind.ADOPTED)
+        if frame.kind is Kind.ADOPT:
+            base, extras = weights()
+            blob = _blob(extras)
+            payload = [_bytes_of(base), memoryview(blob)]
+            self._lead.send(Kind.OFFER, {"extras_bytes": len(blob)}, payload)
+            frame = self._receive(self._lead, Kind.ADOPTED)
+        blob = bytearray(frame.payload_bytes)
+        self._lead.read_into([memoryview(blob)])
+        if frame.descriptors:
+            self._shared = Region.attach(frame.descriptors[0], layout.nbytes, Access.PRIVATE)
+        return Adopted(
+            epoch=field(frame.body, "epoch", int),
+            resumed=field(frame.body, "resumed", bool),
+            tensors=parse_tensors(bytes(blob)) if blob else {},
+        )
+
+    def attach(self, *, in_place: bool) -> tuple[Tensor, Tensor]:
+        """Join the run. Returns the bytes of gradients and of parameters, in the layout's order.
+
+        Args:
+            in_place: read the servers' memory where the mode and the host allow it.
+        """
+        layout = self._layout
+        self._region = Region.create(2 * layout.nbytes)
+        memory = torch.frombuffer(self._region.buffer, dtype=torch.uint8)
+        gradients, parameters = memory[: layout.nbytes], memory[layout.nbytes :]
+        in_place = in_place and self._shared is not None and self.local
+        if in_place:
+            assert self._shared is not None
+            parameters = torch.frombuffer(self._shared.buffer, dtype=torch.uint8)
+        shards = partition(layout, len(self._links))
+        self._out = [[_bytes_of(flat_view(gradients, s)) for s in shard] for shard in shards]
+        self._in = [[_bytes_of(flat_view(parameters, s)) for s in shard] for shard in shards]
+        body = {
+            "fingerprint": layout.fingerprint,
+            "incarnation": self.incarnation,
+            "in_place": in_place,
+        }
+        # The lead comes last: it opens the gate when everybody is everywhere.
+        for connection in reversed(self._links):
+            connection.send(
+                Kind.ATTACH, body, descriptors=[self._region.fd] if connection.local else ()
+            )
+            if connection is not self._lead:
+                self._take_parameters(connection, Kind.ATTACHED)
+        self.version = field(self._take_parameters(self._lead, Kind.ATTACHED), "version", int)
+        self.in_place = in_place
+        return gradients, parameters
+
+    # --- training -----------------------------------------------------------------------------------
+
+    def exchange(self, kind: Kind = Kind.PUSH, **body: Any) -> bool:
+        """Push what lies in the gradient memory, wait until admitted, have fresh parameters.
+
+        Returns whether the run wants this worker's part of a checkpoint.
+        """
+        message = {"sequence": self.sequence, "read_version": self.version, **body}
+        self.sequence += kind is not Kind.PULL
+        void = message.get("void", False)
+        # The lead comes last: what it has seen is everywhere (docs/decisions.md).
+        for connection, views in zip(reversed(self._links), reversed(self._out), strict=True):
+            inline = not (connection.local or void or kind is Kind.PULL)
+            connection.send(kind, message, views if inline else ())
+        save_wanted = False
+        for connection in self._links:
+            reply = self._take_parameters(connection, Kind.ADMIT)
+            if connection is self._lead:
+                self.version = field(reply, "version", int)
+                save_wanted = "save" in reply
+        return save_wanted
+
+    def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int] = ()) -> Grant:
+        """Leases of an epoch; with `wait` blocks until there are some or the epoch is over."""
+        body = {"epoch": epoch, "limit": limit, "wait": wait}
+        if give_back:
+            body["give_back"] = list(give_back)
+        self._lead.send(Kind.TAKE, body)
+        reply = self._receive(self._lead, Kind.GRANT).body
+        leases = [(int(i), [(int(a), int(b)) for a, b in ranges]) for i, ranges in reply["leases"]]
+        grant = Grant(leases=leases, over=field(reply, "over", bool), save="save" in reply)
+        if wait:
+            self._catch_up(field(reply, "version", int))
+        return grant
+
+    def _catch_up(self, version: int) -> None:
+        """After a rest: the others may have gone on meanwhile."""
+        if self.in_place:
+            self.version = version
+        elif self.version != version:
+            self.exchange(Kind.PULL)
+
+    def forget_private_writes(self) -> None:
+        """After an assign: see the servers' memory again where this worker wrote to its view of it."""
+        if self.in_place and self._shared is not None:
+            self._shared.forget_private_writes()
+
+    # --- state --------------------------------------------------------------------------------------
+
+    def optimizer_state(self) -> list[dict[str, Tensor]]:
+        """Parameters and optimizer state of all servers, by StateBook's keys."""
+        parts = []
+        for connection in self._links:
+            connection.send(Kind.STATE)
+            frame = self._receive(connection, Kind.STATE)
+            blob = bytearray(frame.payload_bytes)
+            connection.read_into([memoryview(blob)])
+            parts.append(parse_tensors(bytes(blob)) if blob else {})
+        return parts
+
+    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+        """Give all servers optimizer state; each takes what is in its shard."""
+        blob = _blob(tensors)
+        for connection in self._links:
+            connection.send(Kind.STATE, {}, [memoryview(blob)])
+            self._receive(connection, Kind.STATE)
+
+    def save(self, tensors: dict[str, Tensor]) -> None:
+        """Send this worker's part of a checkpoint."""
+        self._lead.send(Kind.SAVED, {}, [memoryview(_blob(tensors))])
+
+    def bye(self) -> None:
+        """Leave in order."""
+        for connection in reversed(self._links):
+            with contextlib.suppress(LinkError):
+                connection.send(Kind.BYE)
+        self.close()
+
+    def close(self) -> None:
+        """Close all links."""
+        for connection in self._links:
+            connection.close()
+
+    # --- frames -------------------------------------------------------------------------------------
+
+    def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
+        frame = self._receive(connection, kind)
+        if frame.payload_bytes:
+            connection.read_into(self._in[self._links.index(connection)])
+        return frame.body
+
+    def _receive(self, connection: Connection, *kinds: Kind) -> Frame:
+        try:
+            frame = connection.receive()
+        except TimeoutError:
+            raise DeadlineError(
+                f"worker:{self.rank} got no answer from {connection.peer} for {self._deadline_s:g} s "
+                "(--deadline)"
+            ) from None
+        if frame.kind is Kind.ERROR:
+            raise _error_of(frame.body)
+        if frame.kind not in kinds:
+            raise LinkError(f"{connection.peer} answered {frame.kind.name}, expected {kinds[0].name}")
+        return frame
+
+
+def _error_of(body: dict[str, Any]) -> PacelineError:
+    kind = getattr(exceptions, str(body.get("error")), PacelineError)
+    known = isinstance(kind, type) and issubclass(kind, PacelineError)
+    return (kind if known else PacelineError)(str(body.get("message")))
+
+
+def _blob(tensors: dict[str, Tensor]) -> bytes:
+    return save({k: v.contiguous() for k, v in tensors.items()}) if tensors else b""
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.view(torch.uint8).numpy())

@@ -1,0 +1,73 @@
+"""Gradients go into the slot as autograd makes them.
+
+A hook on every parameter copies its gradient into the slot while it is in the cache and makes `.grad` a
+view of the slot; what later accumulates (a second backward, a clip in place) then happens in the slot
+itself. Presetting `.grad` to the slot instead would cost a pass to zero it and an addition.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["GradientMemory"]
+
+
+class GradientMemory:
+    """The gradients of all parameters as views of flat memory, filled by hooks during backward."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self._views = list(views)
+        self._sums: list[Tensor | None] = [None] * len(self._views)
+        self._zeroed = [False] * len(self._views)
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(parameters)
+        ]
+        for p, view in zip(self._parameters, self._views, strict=True):
+            if p.grad is not None:  # a backward before prepare()
+                view.copy_(p.grad)
+                p.grad = view
+
+    def _hook(self, i: int):  # type: ignore[no-untyped-def]
+        view = self._views[i]
+        sums, zeroed = self._sums, self._zeroed
+
+        def hook(parameter: Tensor) -> None:
+            if parameter.grad is not view:
+                assert parameter.grad is not None
+                view.copy_(parameter.grad)
+                parameter.grad = view
+            zeroed[i] = False
+            sums[i] = view.sum()
+
+        return hook
+
+    def collect(self) -> tuple[list[int], bool]:
+        """Before a push: tensors without a gradient, and whether all gradients are finite."""
+        missing = []
+        suspect = []
+        for i, (p, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = p.grad
+            if gradient is view:
+                continue
+            if gradient is None:
+                missing.append(i)
+                self._sums[i] = None
+                if not self._zeroed[i]:
+                    view.zero_()
+                    self._zeroed[i] = True
+            else:  # the script put another tensor there
+                view.copy_(gradient)
+                self._zeroed[i] = False
+                suspect.append(i)
+        sums = [s for s in self._sums if s is not None]
+        if suspect or not sums or not math.isfinite(torch.stack(sums).sum().item()):
+            return missing, all(bool(torch.isfinite(v).all()) for v in self._views)
+        return missing, True
+
+    def remove(self) -> None:
+        """Take the hooks off again."""
+        for handle in self._handles:
+            handle.remove()

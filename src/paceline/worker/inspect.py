@@ -1,0 +1,65 @@
+"""Runs a script up to prepare() and tells what it would train: `paceline plan` asks.
+
+`python -m paceline.worker.inspect SERVERS FD SCRIPT [ARGS…]` writes JSON to the descriptor FD.
+"""
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from paceline.params import OptimizerSpec, describe, partition
+from paceline.worker.loader import data_facts
+from paceline.worker.session import Prepared, Session, enter_session
+
+__all__ = ["main"]
+
+
+class InspectingSession(Session):
+    """Its prepare() tells what it got and ends the process."""
+
+    def __init__(self, servers: int, fd: int, optimizers: Sequence[str]) -> None:
+        self._servers = servers
+        self._fd = fd
+        self._optimizers = optimizers
+
+    def prepare(self, objects: Sequence[Any]) -> NoReturn:
+        """Tell, and end."""
+        got = Prepared(objects)
+        spec = OptimizerSpec.of(got.optimizer, self._optimizers)
+        layout, _ = describe(
+            got.model, got.optimizer, servers=self._servers, whole_tensors=spec.whole_tensors
+        )
+        data = data_facts(got.loader) if got.loader is not None else {}
+        facts = {
+            "parameters": layout.numel,
+            "nbytes": layout.nbytes,
+            "tensors": len(layout.tensors),
+            "slices": len(layout.slices),
+            "samples": data.get("samples"),
+            "batch_size": data.get("batch_size"),
+            "optimizer": spec.target.replace(":", "."),
+            "shards": [
+                [len(shard), sum(s.nbytes for s in shard)]
+                for shard in partition(layout, self._servers)
+            ],
+        }
+        with os.fdopen(self._fd, "w") as out:
+            json.dump(facts, out)
+        raise SystemExit(0)
+
+
+def main() -> None:
+    """See the module."""
+    servers, fd, optimizers, script, *args = sys.argv[1:]
+    sys.argv = [script, *args]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    allowed = [o for o in optimizers.split(",") if o]
+    enter_session(InspectingSession(int(servers), int(fd), allowed))
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

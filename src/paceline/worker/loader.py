@@ -1,0 +1,239 @@
+"""The user's DataLoader, fed by leases.
+
+An epoch is one seeded order of the samples, the same on every worker; a lease is a range of positions in
+it. The DataLoader itself (workers, collate, pinning) stays the user's. When a worker has used up what it
+was granted it waits until the others have too, because a dead worker's leases come back to the pool: so
+every sample is used exactly once an epoch, whoever dies.
+"""
+
+import collections
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from paceline.exceptions import UsageError
+from paceline.worker.client import Grant
+
+__all__ = ["LeaseSource", "LeasedLoader", "StreamLoader", "data_facts", "lease_loader"]
+
+Ranges = list[tuple[int, int]]
+
+_TAKE = 8
+
+
+class LeaseSource(Protocol):
+    """Where leases come from and where used ones are noted."""
+
+    def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
+        """Leases, or the news that the epoch is over."""
+
+    def used(self, lease: int | None, samples: int) -> None:
+        """The script got a batch; the next step covers it."""
+
+    def entered(self, epoch: int) -> None:
+        """The script is in this epoch for real now, its first batch comes next."""
+
+
+def data_facts(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What all workers must agree on about the data, as JSON.
+
+    Raises:
+        UsageError: the loader cannot be divided among workers.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return {"stream": True}
+    if loader.batch_sampler is None:
+        raise UsageError(
+            "the DataLoader has batch_size=None; give it a batch_size so that batches can be leased."
+        )
+    if loader.batch_size is None:  # the user's own batch sampler: its batches are what is leased
+        return {"samples": len(loader.batch_sampler), "batch_size": 1, "drop_last": False}  # type: ignore[arg-type]
+    samples = len(loader.sampler)  # type: ignore[arg-type]
+    if samples == 0:
+        raise UsageError("the DataLoader's data set is empty: nothing to train on.")
+    return {"samples": samples, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
+
+
+def lease_loader(
+    loader: DataLoader[Any], source: LeaseSource, *, seed: int, rank: int, world_size: int
+) -> "LeasedLoader | StreamLoader":
+    """The loader for one worker."""
+    if isinstance(loader.dataset, IterableDataset):
+        return StreamLoader(loader, source, rank=rank, world_size=world_size)
+    return LeasedLoader(loader, source, seed=seed, world_size=world_size)
+
+
+class _Wrapped:
+    """Everything that is not iteration is the user's loader's."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
+class LeasedLoader(_Wrapped):
+    """Iterates over this worker's leases of one epoch after the other."""
+
+    def __init__(
+        self, loader: DataLoader[Any], source: LeaseSource, *, seed: int, world_size: int
+    ) -> None:
+        super().__init__(loader)
+        self._source = source
+        self._seed = seed
+        self._world_size = world_size
+        self._epoch = 0
+        self._granted: collections.deque[tuple[int, Ranges]] = collections.deque()
+        self._issued: collections.deque[tuple[int, int]] = collections.deque()
+        self._unused: list[int] = []
+        self._order: Callable[[Ranges], list[int]] = lambda _: []
+        self._inner = _rebuilt(loader, _Batches(self))
+
+    def __len__(self) -> int:
+        """Batches an epoch if all workers are equally fast."""
+        return -(-len(self.loader) // self._world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._epoch
+        self._epoch += 1
+        if not self._take(epoch, wait=False):
+            return
+        self._order = self._order_of(epoch)
+        entered = False
+        try:
+            while True:
+                inner = iter(self._inner) if self._granted else iter(())
+                if not entered:
+                    self._source.entered(epoch)
+                    entered = True
+                for batch in inner:
+                    lease, samples = self._issued.popleft()
+                    self._source.used(lease, samples)
+                    yield batch
+                if not self._take(epoch, wait=True):
+                    return
+        finally:
+            # A script that leaves its loop early gives back what it was granted.
+            self._unused += [lease for lease, _ in [*self._issued, *self._granted]]
+            self._issued.clear()
+            self._granted.clear()
+
+    def _take(self, epoch: int, *, wait: bool) -> bool:
+        """Get leases; False when the epoch is over."""
+        unused, self._unused = self._unused, []
+        grant = self._source.take(epoch, _TAKE, wait=wait, give_back=unused)
+        self._granted.extend(grant.leases)
+        return not grant.over or bool(grant.leases)
+
+    def _batches(self) -> Iterator[list[int]]:
+        """What the inner DataLoader fetches: its indices, lease by lease."""
+        while True:
+            if not self._granted and not self._more():
+                return
+            lease, ranges = self._granted.popleft()
+            indices = self._order(ranges)
+            self._issued.append((lease, len(indices)))
+            yield indices
+
+    def _more(self) -> bool:
+        return self._take(self._epoch - 1, wait=False) and bool(self._granted)
+
+    def _order_of(self, epoch: int) -> Callable[[Ranges], list[int]]:
+        """The epoch's order: positions to indices."""
+        seed = int.from_bytes(hashlib.blake2b(f"{self._seed}/{epoch}".encode(), digest_size=7).digest())
+        sampler = self.loader.sampler
+        own_batches = self.loader.batch_size is None
+        if not own_batches and type(sampler) is SequentialSampler:
+            return lambda ranges: [i for a, b in ranges for i in range(a, b)]
+        if not own_batches and type(sampler) is RandomSampler and not sampler.replacement:
+            count = len(sampler)
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(self.loader.dataset), generator=generator)[:count]  # type: ignore[arg-type]
+            return lambda ranges: [i for a, b in ranges for i in order[a:b].tolist()]
+        # Any other sampler draws from torch's generator: seed it, so that all workers draw the same.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if own_batches:
+                assert self.loader.batch_sampler is not None
+                batches = [list(b) for b in self.loader.batch_sampler]
+                return lambda ranges: [i for a, b in ranges for batch in batches[a:b] for i in batch]
+            drawn = list(sampler)
+        return lambda ranges: [i for a, b in ranges for i in drawn[a:b]]
+
+
+class _Batches(BatchSampler):
+    """Hands a LeasedLoader's batches to the DataLoader inside it."""
+
+    def __init__(self, owner: LeasedLoader) -> None:
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._owner._batches()
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+
+class StreamLoader(_Wrapped):
+    """An IterableDataset's loader: worker r of w takes batches r, r+w, r+2w, …
+
+    Streams have no positions to lease: after a death nobody takes over a part of a stream.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], source: LeaseSource, *, rank: int, world_size: int
+    ) -> None:
+        super().__init__(loader)
+        self._source = source
+        self._rank = rank
+        self._world_size = world_size
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._epoch
+        self._epoch += 1
+        if self._source.take(epoch, 0, wait=False, give_back=()).over:
+            return
+        self._source.entered(epoch)
+        for i, batch in enumerate(self.loader):
+            if i % self._world_size == self._rank:
+                self._source.used(None, _length(batch))
+                yield batch
+        self._source.take(epoch, 0, wait=True, give_back=())
+
+
+def _length(batch: Any) -> int:
+    """How many samples a batch has, as far as one can tell: the first dimension of its first tensor."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple) and batch:
+        return _length(batch[0])
+    return 0
+
+
+def _rebuilt(loader: DataLoader[Any], batches: BatchSampler) -> DataLoader[Any]:
+    """The same DataLoader with other batches."""
+    more: dict[str, Any] = {}
+    if loader.num_workers > 0:
+        more["prefetch_factor"] = loader.prefetch_factor
+        more["persistent_workers"] = loader.persistent_workers
+        more["multiprocessing_context"] = loader.multiprocessing_context
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batches,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        **more,
+    )

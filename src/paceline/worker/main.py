@@ -1,0 +1,170 @@
+"""Runs the user's program in a worker process."""
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.comm import Address, Connection, Kind
+from paceline.comm.frames import field
+from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
+from paceline.worker.client import Client
+from paceline.worker.session import RunSession, enter_session
+
+__all__ = ["WorkerConfig", "run_worker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """What a worker must know before its program starts."""
+
+    rank: int
+    incarnation: int
+    workers: int
+    servers: int
+    link: str
+    deadline_s: float
+    seed: int
+    threads: int
+    optimizers: tuple[str, ...] = ()
+    script: str | None = None
+    args: tuple[str, ...] = ()
+
+
+def run_worker(
+    config: WorkerConfig,
+    secret: bytes,
+    controller: Connection,
+    program: Callable[[], None] | None = None,
+) -> int:
+    """Run the script, or `program` when there is none. Returns the exit code of the process.
+
+    Whatever the program raises is reported to the controller with its traceback.
+    """
+    torch.set_num_threads(config.threads)
+    _set_environment(config)
+
+    def reach_servers() -> Client:
+        controller.sock.settimeout(config.deadline_s)
+        try:
+            frame = controller.receive()
+        except TimeoutError:
+            raise DeadlineError(
+                f"the servers were not ready within {config.deadline_s:g} s (--deadline)"
+            ) from None
+        if frame.kind is not Kind.START:
+            raise LinkError(f"the controller sent {frame.kind.name}, expected START")
+        addresses = [Address.from_json(a) for a in field(frame.body, "servers", list)]
+        return Client(
+            rank=config.rank,
+            incarnation=config.incarnation,
+            servers=addresses,
+            secret=secret,
+            link=config.link,
+            deadline_s=config.deadline_s,
+        )
+
+    session = RunSession(
+        reach_servers=reach_servers,
+        controller=controller,
+        rank=config.rank,
+        world_size=config.workers,
+        servers=config.servers,
+        seed=config.seed,
+        optimizers=config.optimizers,
+    )
+    enter_session(session)
+    try:
+        if program is not None:
+            program()
+        else:
+            assert config.script is not None
+            with _script_environment(config.script, config.args):
+                runpy.run_path(config.script, run_name="__main__")
+        if not session.prepared:
+            raise UsageError(
+                f"{config.script or 'the program'} ended without calling paceline.prepare(model, optimizer, "
+                "loader): nothing was trained. Call it once before the training loop."
+            )
+        session.finish()
+        controller.send(Kind.BYE)
+    except SystemExit as error:
+        return _exited(error, session, config, controller)
+    except BaseException as error:
+        _report(controller, error)
+        return 1
+    return 0
+
+
+def _exited(
+    error: SystemExit, session: RunSession, config: WorkerConfig, controller: Connection
+) -> int:
+    """sys.exit() in the script: in order only with code 0 and after prepare()."""
+    code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    name = config.script or "the program"
+    if code == 0 and session.prepared:
+        session.finish()
+        with contextlib.suppress(LinkError):
+            controller.send(Kind.BYE)
+        return 0
+    if code == 0:
+        problem = f"{name} exited before it called paceline.prepare()"
+    else:
+        detail = f": {error.code}" if isinstance(error.code, str) else ""
+        problem = f"{name} exited with code {code}{detail}"
+    _report(controller, UsageError(problem))
+    return code or 1
+
+
+def _report(controller: Connection, error: BaseException) -> None:
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    ours = isinstance(error, PacelineError)
+    body = {
+        "error": type(error).__name__,
+        "message": str(error)[:4000],
+        # Our own errors say what to do; a traceback of our insides would bury it.
+        "traceback": "" if ours else _users_part(error)[-16000:],
+        "secondary": isinstance(error, LinkError),
+    }
+    with contextlib.suppress(LinkError):
+        controller.send(Kind.ERROR, body)
+
+
+def _users_part(error: BaseException) -> str:
+    """The traceback from the user's script on, without the frames that started it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (os.path.dirname(__file__), runpy.__file__, "<frozen runpy>")
+    while frames and frames[0].filename.startswith(ours):
+        frames.pop(0)
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
+    return "".join([*lines, *traceback.format_exception_only(error)])
+
+
+def _set_environment(config: WorkerConfig) -> None:
+    """What scripts written for torchrun look for."""
+    os.environ.update(
+        RANK=str(config.rank),
+        LOCAL_RANK=str(config.rank),
+        WORLD_SIZE=str(config.workers),
+        LOCAL_WORLD_SIZE=str(config.workers),
+        GROUP_RANK="0",
+    )
+
+
+@contextlib.contextmanager
+def _script_environment(script: str, args: tuple[str, ...]) -> Iterator[None]:
+    """sys.argv and sys.path as `python script args` would have them."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [script, *args]
+    sys.path[0:0] = [str(Path(script).resolve().parent)]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path

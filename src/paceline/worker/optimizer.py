@@ -1,0 +1,84 @@
+"""Makes the user's optimizer exchange with the servers instead of updating by itself.
+
+The object stays the same (schedulers, gradient scalers and the user hold on to it); only its class
+becomes a subclass of its class whose `step` is an exchange and whose state lives on the servers.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.exceptions import UsageError
+
+__all__ = ["ExchangingOptimizer", "make_exchanging"]
+
+
+class _Exchange(Protocol):
+    def step(self) -> None: ...
+    def optimizer_state(self) -> dict[str, Any]: ...
+    def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
+
+
+class ExchangingOptimizer(torch.optim.Optimizer):
+    """Mixed in front of the user's optimizer class by `make_exchanging`."""
+
+    _paceline: _Exchange
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Push the gradients and take fresh parameters; like the optimizer's own step otherwise."""
+        for hook in self._optimizer_step_pre_hooks.values():
+            hook(self, (closure,), {})
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._paceline.step()
+        self._opt_called = True
+        for post in self._optimizer_step_post_hooks.values():
+            post(self, (closure,), {})
+        return loss
+
+    # A scheduler made earlier wrapped the old step; it must find this one as good.
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the servers' layout is fixed."""
+        raise UsageError(
+            "add_param_group() after prepare(): the run's parameters are laid out already. Give the "
+            "optimizer all parameter groups before prepare()."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state from the servers, in torch's format."""
+        return self._paceline.optimizer_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the servers a state in torch's format. Call it on every worker, or on one."""
+        self._paceline.load_optimizer_state(state_dict)
+
+
+def make_exchanging(optimizer: torch.optim.Optimizer, exchange: _Exchange) -> None:
+    """Turn this very object into one that exchanges."""
+    kind = type(optimizer)
+    optimizer.__dict__.pop("step", None)
+    optimizer.__class__ = type(kind.__name__, (ExchangingOptimizer, kind), {"__module__": kind.__module__})
+    optimizer._paceline = exchange  # type: ignore[attr-defined]
+
+
+def pack_state(
+    state: dict[str, Any], names: list[str], key: Callable[[str, str, int, int], str]
+) -> dict[str, Tensor]:
+    """torch's state_dict of an optimizer as StateBook pieces. `names`: of the parameters, in its order."""
+    pieces: dict[str, Tensor] = {}
+    for index, values in state["state"].items():
+        name = names[int(index)]
+        for what, value in values.items():
+            if isinstance(value, Tensor):
+                flat = value.detach().cpu()
+                pieces[key(name, what, 0, flat.numel())] = flat.reshape(-1) if flat.dim() else flat
+            elif isinstance(value, int | float):
+                kind = "#i" if isinstance(value, int) else "#f"
+                pieces[key(name, what + kind, 0, 1)] = torch.tensor(float(value), dtype=torch.float64)
+    return pieces

@@ -1,0 +1,94 @@
+"""A worker's part of a checkpoint: buffers, random state, schedulers, as named tensors.
+
+Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `user:scheduler:K` (JSON bytes).
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["capture", "extras_of", "load_extras", "restore_rng", "restore_schedulers"]
+
+
+def extras_of(model: nn.Module, trained: set[str]) -> dict[str, Tensor]:
+    """What of the model's state_dict is not trained: frozen parameters and buffers."""
+    return {
+        name: value.detach().cpu()
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and name not in trained
+    }
+
+
+def load_extras(model: nn.Module, tensors: dict[str, Tensor], trained: set[str]) -> None:
+    """Start from these frozen parameters and buffers."""
+    mine = model.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, value in tensors.items():
+            if name in mine and name not in trained:
+                mine[name].copy_(value)
+
+
+def capture(model: nn.Module, trained: set[str], schedulers: Sequence[Any]) -> dict[str, Tensor]:
+    """This worker's part of a checkpoint."""
+    found = {
+        f"buffer:{name}": value.clone()
+        for name, value in extras_of(model, trained).items()
+        if not isinstance(value, nn.Parameter)
+    }
+    found["rng:torch"] = torch.get_rng_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["rng:cuda"] = torch.cuda.get_rng_state()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    assert name == "MT19937"
+    found["rng:numpy"] = _json_tensor([keys.tolist(), position, has_gauss, cached])
+    version, internal, gauss = random.getstate()
+    found["rng:python"] = _json_tensor([version, list(internal), gauss])
+    for k, scheduler in enumerate(schedulers):
+        state = {key: v for key, v in scheduler.state_dict().items() if _is_plain(v)}
+        found[f"user:scheduler:{k}"] = _json_tensor(state)
+    return found
+
+
+def restore_rng(tensors: dict[str, Tensor]) -> None:
+    """Go on with the random numbers where the checkpoint was."""
+    if "rng:torch" in tensors:
+        torch.set_rng_state(tensors["rng:torch"])
+    if "rng:cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["rng:cuda"])
+    if "rng:numpy" in tensors:
+        keys, position, has_gauss, cached = _from_tensor(tensors["rng:numpy"])
+        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    if "rng:python" in tensors:
+        version, internal, gauss = _from_tensor(tensors["rng:python"])
+        random.setstate((version, tuple(internal), gauss))
+
+
+def restore_schedulers(tensors: dict[str, Tensor], schedulers: Sequence[Any]) -> None:
+    """Put prepared schedulers where they were."""
+    for k, scheduler in enumerate(schedulers):
+        key = f"user:scheduler:{k}"
+        if key in tensors:
+            scheduler.load_state_dict({**scheduler.state_dict(), **_from_tensor(tensors[key])})
+            for group, lr in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=False):
+                group["lr"] = lr
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _json_tensor(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_tensor(tensor: Tensor) -> Any:
+    return json.loads(bytes(tensor.tolist()))

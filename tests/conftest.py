@@ -1,0 +1,153 @@
+"""The leak check: no test leaves a process, a thread or a file in /dev/shm behind.
+
+It runs around every test, and around the whole session for what wider fixtures start. Under xdist
+each worker process looks after its own descendants, so tests running beside it are not blamed.
+"""
+
+import gc
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+PATIENCE_S = 5.0
+"""How long what is already ending may take to end after its test."""
+
+# Inherited by whatever this process starts, so that a descendant is known for ours even after its
+# parent died and it hangs from init. Each xdist worker draws its own.
+MARK = "PACELINE_TEST_PROCESS"
+os.environ[MARK] = uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What exists at one moment: take one before, and ask it afterwards what was left behind."""
+
+    pids: frozenset[int]
+    threads: frozenset[threading.Thread]
+    files: frozenset[str]
+    shm: Path
+
+    @classmethod
+    def take(cls, shm: Path = Path("/dev/shm")) -> "Snapshot":
+        """What exists now."""
+        return cls(
+            pids=frozenset(psutil.pids()),
+            threads=frozenset(threading.enumerate()),
+            files=_names(shm),
+            shm=shm,
+        )
+
+    def leaks(self, patience_s: float = PATIENCE_S) -> list[str]:
+        """What was left behind since, in words; waits for it to end, then ends the processes."""
+        deadline = time.monotonic() + patience_s
+        _, alive = psutil.wait_procs(self._new_processes(), timeout=patience_s)
+        found = [f"process {_describe(process)}" for process in alive]
+        for process in alive:
+            _kill(process)
+        psutil.wait_procs(alive, timeout=patience_s)
+        for thread in set(threading.enumerate()) - self.threads:
+            if not thread.daemon:
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    found.append(f"thread {thread.name}")
+        if _names(self.shm) - self.files:
+            gc.collect()  # A multiprocessing semaphore keeps its name until it is collected.
+        new_files = sorted(_names(self.shm) - self.files)
+        return found + [f"file {self.shm / name}" for name in new_files if self._is_ours(name)]
+
+    def _new_processes(self) -> list[psutil.Process]:
+        """Our descendants that were not there before, less Python's own helpers."""
+        kept = self.pids | _helpers()
+        found = {child.pid: child for child in psutil.Process().children(recursive=True)}
+        for pid in set(psutil.pids()) - kept - found.keys():
+            try:
+                process = psutil.Process(pid)
+                if process.environ().get(MARK) == os.environ[MARK]:
+                    found[pid] = process
+            except psutil.Error:
+                continue  # Already gone, or another user's.
+        return [process for pid, process in found.items() if pid not in kept]
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether a new file is ours: it still exists and no stranger has it open or mapped."""
+        path = self.shm / name
+        try:
+            if path.stat().st_uid != os.getuid():
+                return False
+        except FileNotFoundError:
+            return False
+        me = psutil.Process()
+        family = {me.pid, *(child.pid for child in me.children(recursive=True))}
+        return not any(_holds(pid, str(path)) for pid in psutil.pids() if pid not in family)
+
+
+def _names(directory: Path) -> frozenset[str]:
+    return frozenset(os.listdir(directory)) if directory.is_dir() else frozenset()
+
+
+def _helpers() -> set[int]:
+    """Python starts these once per process, on first use, and they end with it."""
+    tracker = multiprocessing.resource_tracker._resource_tracker
+    forkserver = multiprocessing.forkserver._forkserver
+    pids = (getattr(tracker, "_pid", None), getattr(forkserver, "_forkserver_pid", None))
+    return {pid for pid in pids if pid is not None}
+
+
+def _holds(pid: int, path: str) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return any(file.path == path for file in process.open_files()) or any(
+            mapped.path == path for mapped in process.memory_maps()
+        )
+    except (psutil.Error, OSError):
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _check(before: Snapshot, whose: str) -> None:
+    if left := before.leaks():
+        pytest.fail(f"{whose} left behind: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leaks_of_session() -> Iterator[None]:
+    """Nothing that session, package, module or class fixtures started outlives them."""
+    before = Snapshot.take()
+    yield
+    _check(before, "the session's fixtures")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest, no_leaks_of_session: None) -> Iterator[None]:
+    """Nothing that this test or its own fixtures started outlives it."""
+    before = Snapshot.take()
+    yield
+    _check(before, request.node.nodeid)
+
+
+@pytest.fixture
+def snapshot() -> type[Snapshot]:
+    """The leak check's own class, for the tests of the leak check."""
+    return Snapshot

@@ -1,0 +1,64 @@
+"""What a package promises in `__all__` is what can be imported from it, no less and no more."""
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "paceline"
+
+PACKAGES = sorted(
+    ".".join(("paceline", *file.parent.relative_to(SOURCE).parts))
+    for file in SOURCE.rglob("__init__.py")
+)
+MODULES = sorted(
+    f"paceline.{file.stem}" for file in SOURCE.glob("*.py") if not file.stem.startswith("_")
+)
+
+
+def order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """The order of ruff's RUF022: constants, classes, the rest; numbers by value in each."""
+    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2
+    parts = re.findall(r"\d+|\D+", name)
+    return kind, [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def undeclared(module: ModuleType) -> set[str]:
+    """Public names of ours in the module that `__all__` leaves out; submodules do not count."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and str(getattr(value, "__module__", "paceline")).startswith("paceline")
+    } - set(module.__all__)
+
+
+@pytest.mark.parametrize("name", [*PACKAGES, *MODULES])
+def test_exported_names(name: str) -> None:
+    module = importlib.import_module(name)
+    assert "__all__" in vars(module), f"{name} has no __all__: list what it offers"
+    promised = list(module.__all__)
+    assert len(promised) == len(set(promised)), f"{name}.__all__ names something twice"
+    assert promised == sorted(promised, key=order), f"{name}.__all__ is not sorted (ruff --fix)"
+    missing = [each for each in promised if not hasattr(module, each)]
+    assert not missing, f"{name}.__all__ promises {missing}, which cannot be imported"
+    extra = sorted(undeclared(module))
+    assert not extra, f"{name} offers {extra} without naming them in __all__"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_package_docstring_is_a_map(name: str) -> None:
+    module = importlib.import_module(name)
+    assert (module.__doc__ or "").strip(), f"{name} has no docstring: it is the map of its files"
+
+
+def test_undeclared_names_are_seen() -> None:
+    module = ModuleType("paceline.sample")
+    exec("__all__ = ['a']\na = 1\nLIMIT = 2\ndef helper(): ...\n_private = 3", vars(module))
+    vars(module)["helper"].__module__ = "paceline.sample"
+    vars(module)["re"] = re
+    vars(module)["compile"] = re.compile
+    assert undeclared(module) == {"LIMIT", "helper"}

@@ -1,0 +1,229 @@
+"""Leases by example."""
+
+import json
+
+import pytest
+
+from paceline.data import Lease, LeaseBook
+from paceline.exceptions import UsageError
+
+
+def book_of(
+    samples: int,
+    batch_size: int,
+    workers: int,
+    *,
+    by_round: bool = False,
+    drop_last: bool = False,
+) -> LeaseBook:
+    book = LeaseBook(samples=samples, batch_size=batch_size, drop_last=drop_last, by_round=by_round)
+    for worker in range(workers):
+        book.joined(worker)
+    return book
+
+
+def ranges(leases: tuple[Lease, ...]) -> list[tuple[tuple[int, int], ...]]:
+    return [lease.ranges for lease in leases]
+
+
+def ids(leases: tuple[Lease, ...]) -> list[int]:
+    return [lease.id for lease in leases]
+
+
+def test_first_come_first_served() -> None:
+    book = book_of(10, 4, 2)
+    assert book.take(1, 0, 1) == (Lease(0, 0, ((0, 4),)),)
+    assert book.take(0, 0, 1) == (Lease(1, 0, ((4, 8),)),)
+    (last,) = book.take(0, 0, 5)
+    assert (last.ranges, last.samples) == (((8, 10),), 2)
+    assert book.take(1, 0, 5) == ()
+    assert book.remaining == 0
+    assert {worker: ids(leases) for worker, leases in book.outstanding.items()} == {
+        0: [1, 2],
+        1: [0],
+    }
+
+
+def test_takes_shrink_towards_the_end() -> None:
+    book = book_of(80, 1, 2)
+    assert len(book.take(0, 0, 100)) == 80 // 4
+    assert len(book.take(0, 0, 7)) == 7
+    assert len(book.take(0, 0, 100)) == 53 // 4
+
+
+def test_a_round_is_dealt_in_rank_order_whoever_asks_first() -> None:
+    book = book_of(12, 2, 3, by_round=True)
+    assert ranges(book.take(2, 0, 1)) == [((4, 6),)]
+    assert ranges(book.take(0, 0, 2)) == [((0, 2),), ((6, 8),)]
+    assert ranges(book.take(1, 0, 5)) == [((2, 4),), ((8, 10),)]
+    assert ranges(book.take(2, 0, 5)) == [((10, 12),)]
+    assert book.take(0, 0, 1) == ()
+
+
+def test_a_short_last_round_is_split_evenly() -> None:
+    book = book_of(5, 4, 3, by_round=True)
+    shares = [ranges(book.take(worker, 0, 1)) for worker in (2, 1, 0)]
+    assert shares == [[((4, 5),)], [((2, 4),)], [((0, 2),)]]
+
+
+def test_an_empty_share_is_skipped() -> None:
+    book = book_of(2, 4, 3, by_round=True)
+    assert book.take(2, 0, 3) == ()
+    assert ranges(book.take(0, 0, 3)) == [((0, 1),)]
+    assert ranges(book.take(1, 0, 3)) == [((1, 2),)]
+
+
+@pytest.mark.parametrize(("by_round", "unused"), [(False, 2), (True, 6)])
+def test_drop_last_leaves_the_short_end_unused(by_round: bool, unused: int) -> None:
+    book = book_of(14, 4, 2, by_round=by_round, drop_last=True)
+    while leases := book.take(0, 0, 1) + book.take(1, 0, 1):
+        for worker in (0, 1):
+            book.finish(worker, ids(leases))
+    assert book.remaining == unused
+    assert book.turn_if_over(set())
+    assert book.accounts()[0] == {
+        "epoch": 0,
+        "samples": 14,
+        "applied": 14 - unused,
+        "refused": 0,
+        "unused": unused,
+    }
+
+
+def test_what_a_leaver_had_is_dealt_next_in_order() -> None:
+    book = book_of(20, 2, 2)
+    book.take(0, 0, 2)
+    book.take(1, 0, 1)
+    book.left(0)
+    assert book.remaining == 18
+    assert ranges(book.take(1, 0, 4)) == [((0, 2),), ((2, 4),), ((6, 8),), ((8, 10),)]
+
+
+def test_a_lease_may_be_of_several_ranges() -> None:
+    book = book_of(9, 3, 2)
+    book.take(0, 0, 1)
+    (kept,) = book.take(1, 0, 1)
+    book.finish(1, [kept.id])
+    (rest,) = book.take(1, 0, 1)
+    book.left(0)
+    book.give_back(1, [rest.id])
+    larger = LeaseBook(samples=9, batch_size=5, drop_last=False, by_round=False)
+    larger.restore(book.snapshot())
+    larger.joined(0)
+    assert ranges(larger.take(0, 0, 1)) == [((0, 3), (6, 8))]
+
+
+def test_a_leavers_dealt_shares_go_to_the_others() -> None:
+    book = book_of(8, 2, 2, by_round=True)
+    book.take(0, 0, 2)
+    book.left(1)
+    assert ranges(book.take(0, 0, 5)) == [((2, 4),), ((6, 8),)]
+
+
+def test_joining_again_gives_back_what_the_earlier_one_had() -> None:
+    book = book_of(4, 4, 1)
+    book.take(0, 0, 1)
+    book.joined(0)
+    assert book.outstanding == {}
+    assert ranges(book.take(0, 0, 1)) == [((0, 4),)]
+
+
+def test_nothing_counts_twice() -> None:
+    book = book_of(4, 2, 2)
+    (lease,) = book.take(0, 0, 1)
+    assert book.finish(1, [lease.id]) == 0
+    assert book.finish(0, [lease.id, lease.id]) == 2
+    assert book.finish(0, [lease.id]) == 0
+    book.give_back(0, [lease.id])
+    assert book.accounts()[0]["applied"] == book.remaining == 2
+
+
+def test_epochs_turn_when_all_is_finished() -> None:
+    book = book_of(4, 2, 1)
+    first = book.take(0, 0, 1)
+    second = book.take(0, 0, 1)
+    book.finish(0, ids(first), refused=True)
+    assert not book.turn_if_over(set())
+    assert book.take(0, 1, 1) == ()
+    assert not book.done(0)
+    book.finish(0, ids(second))
+    assert book.turn_if_over(set())
+    assert book.done(0)
+    assert book.take(0, 0, 1) == ()
+    (third,) = book.take(0, 1, 1)
+    assert (third.epoch, third.ranges) == (1, ((0, 2),))
+    assert [(a["applied"], a["refused"], a["unused"]) for a in book.accounts()] == [
+        (2, 2, 0),
+        (0, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize("by_round", [False, True])
+def test_all_may_stop_early(by_round: bool) -> None:
+    book = book_of(100, 2, 2, by_round=by_round)
+    book.finish(0, ids(book.take(0, 0, 1)))
+    (held,) = book.take(1, 0, 1)
+    assert not book.turn_if_over({0, 1})
+    book.give_back(1, [held.id])
+    assert not book.turn_if_over({0})
+    assert book.turn_if_over({0, 1})
+    assert book.accounts()[0]["unused"] == 98
+
+
+def test_who_stops_early_leaves_the_rest_of_the_rounds_to_the_others() -> None:
+    book = book_of(8, 2, 2, by_round=True)
+    book.finish(1, ids(book.take(1, 0, 1)))
+    assert book.take(0, 1, 1) == ()
+    leases = book.take(1, 0, 9)
+    assert ranges(leases) == [((0, 2),), ((4, 6),), ((6, 8),)]
+    book.finish(1, ids(leases))
+    assert book.turn_if_over({0})
+    assert ranges(book.take(0, 1, 1)) == [((0, 2),)]
+
+
+def test_who_stopped_early_and_left_is_forgotten() -> None:
+    book = book_of(7, 2, 3, by_round=True, drop_last=True)
+    book.take(0, 1, 1)
+    book.left(0)
+    book.finish(1, ids(book.take(1, 0, 9)))
+    book.finish(2, ids(book.take(2, 0, 9)))
+    assert book.remaining == 3
+    assert book.turn_if_over(set())
+
+
+def test_an_epoch_does_not_turn_while_everybody_is_being_replaced() -> None:
+    book = book_of(4, 2, 1)
+    book.left(0)
+    assert not book.turn_if_over(set())
+    assert book.members == set()
+
+
+def test_strangers_and_no_limit_get_nothing() -> None:
+    book = book_of(4, 2, 1)
+    assert book.take(7, 0, 1) == book.take(0, 0, 0) == ()
+    book.left(7)
+    book.give_back(7, [0])
+    assert book.remaining == 4
+
+
+def test_a_restored_book_has_the_unfinished_in_its_pool() -> None:
+    book = book_of(12, 2, 3, by_round=True)
+    book.finish(0, ids(book.take(0, 0, 1)))
+    book.take(1, 0, 2)
+    restored = LeaseBook(samples=12, batch_size=5, drop_last=False, by_round=True)
+    restored.restore(json.loads(json.dumps(book.snapshot())))
+    assert (restored.remaining, restored.members, restored.outstanding) == (10, set(), {})
+    assert restored.accounts() == book.accounts()
+    restored.joined(0)
+    (lease,) = restored.take(0, 0, 1)
+    assert lease.ranges == ((2, 7),)
+    assert lease.id not in ids(book.outstanding[1])
+
+
+def test_bad_sizes_are_refused() -> None:
+    with pytest.raises(UsageError, match="data set is empty"):
+        book_of(0, 1, 1)
+    with pytest.raises(UsageError, match="batch_size=0"):
+        book_of(1, 0, 1)
+    with pytest.raises(UsageError, match=r"has 5 samples, .* on 4"):
+        book_of(5, 1, 1).restore(book_of(4, 1, 1).snapshot())
