@@ -4,13 +4,13 @@ In a script:   model, optimizer, loader = paceline.prepare(model, optimizer, loa
 In a notebook: result = paceline.fit(paceline.Task(…), workers=4, mode="ssp:2")
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib
+import typing
 
 from paceline import exceptions
 from paceline.exceptions import PacelineError
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from paceline.api import (
         FitResult,
         Task,
@@ -45,12 +45,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load the rest when it is used: the command line must not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     home = "paceline.plan" if name == "Job" else "paceline.api"
-    return getattr(import_module(home), name)
+    value: object = getattr(importlib.import_module(home), name)
+    return value
 
 
 def __dir__() -> list[str]:

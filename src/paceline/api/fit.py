@@ -94,7 +94,12 @@ def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **setting
         run, found = RunDirectory.create(job, plan=plan, command=sys.argv), None
     with Progress(quiet=quiet) as progress:
         status = execute(
-            plan, run, resume=found, progress=progress, program=lambda: _train(task), command=sys.argv
+            plan,
+            run,
+            resume=found,
+            progress=progress,
+            program=lambda: _train(task),
+            command=sys.argv,
         )
     if status.error is not None:
         role, _, message = status.error.partition(": ")
@@ -142,5 +147,5 @@ def _evaluate(task: Task, model: nn.Module, test: Dataset[Any]) -> dict[str, flo
     return {**found, "test_accuracy": right / max(1, seen)} if classes else found
 
 
-def _made(data: Any) -> Dataset[Any]:
+def _made(data: Any) -> Any:
     return data() if callable(data) and not isinstance(data, Dataset) else data

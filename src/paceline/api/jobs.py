@@ -19,9 +19,7 @@ from paceline.storage import checkpoint as checkpoints
 __all__ = ["execute", "export_run", "inspect_script", "resume_run", "run_job"]
 
 
-def run_job(
-    job: Job, *, command: Sequence[str] = (), progress: Progress | None = None
-) -> RunStatus:
+def run_job(job: Job, *, command: Sequence[str] = (), progress: Progress | None = None) -> RunStatus:
     """Plan a job and run it to the end. A failed run is a status with `error`, not an exception.
 
     Raises:
@@ -45,13 +43,12 @@ def resume_run(
         UsageError: the run is alive, or was started by fit().
         CheckpointError: there is no checkpoint to go on from.
     """
-    if run.alive():
-        raise UsageError(f"run {run.id} is still running; stop it first (Ctrl-C in its terminal).")
     job = dataclasses.replace(run.read_job(), **overrides)
     if job.script is None:
         raise UsageError(f"run {run.id} was started by paceline.fit(); call fit(…, resume={run.id!r}).")
     plan = make_plan(job)
     found = latest_checkpoint(run, progress)
+    run.record_resume(job, plan=plan, command=command)
     return execute(plan, run, resume=found.path, command=command, progress=progress)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from paceline import __version__
 from paceline.cli.export import export
 from paceline.cli.logs import logs
 from paceline.cli.options import complain
@@ -60,12 +61,7 @@ app.command(context_settings=SPELLING)(export)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"paceline {version('paceline')}")
-        except PackageNotFoundError:
-            typer.echo("paceline (not installed: running from its source)")
+        typer.echo(f"paceline {__version__}")
         raise typer.Exit
 
 

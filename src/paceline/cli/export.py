@@ -27,14 +27,12 @@ def export(
     found = find_run(run)
     if file.is_dir():
         raise UsageError(f"{file} is a directory; name a file, as in {file / 'model.safetensors'}")
-    if not file.absolute().parent.is_dir():
-        raise UsageError(f"{file} cannot be written: {file.parent} does not exist; make it first")
 
     from paceline import api
     from paceline.observe import words
 
-    api.export_run(found, file)
-    typer.echo(f"{file}: the model of run {found.id}, {words.size(file.stat().st_size)}")
-    typer.echo(
-        f'Load it with  model.load_state_dict(safetensors.torch.load_file("{file}"))',
-    )
+    checkpoint = api.export_run(found, file)
+    size = words.size(file.stat().st_size)
+    version = words.count(checkpoint.version)
+    typer.echo(f"{file}: the model of run {found.id} at version {version}, {size}")
+    typer.echo(f'Load it:  model.load_state_dict(safetensors.torch.load_file("{file}"))')

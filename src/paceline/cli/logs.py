@@ -31,9 +31,7 @@ def logs(
             show_default=False,
         ),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run is over.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
 ) -> None:
     """Show the logs of a run's roles.
 

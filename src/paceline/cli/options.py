@@ -1,7 +1,9 @@
 """The options that run, plan and resume share, and how they become a Job."""
 
 import dataclasses
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -135,13 +137,10 @@ KEEP_CHECKPOINTS = typer.Option(
 RUN_DIR = typer.Option(
     "--run-dir",
     metavar="DIR",
-    help="Directory for this run. "
-    "[dim]Default: a new one in $PACELINE_RUNS or ~/.paceline/runs.[/dim]",
+    help="Directory for this run. [dim]Default: a new one in $PACELINE_RUNS or ~/.paceline/runs.[/dim]",
     show_default=False,
 )
-QUIET = typer.Option(
-    "--quiet", "-q", help="Show only what the script prints, errors and the outcome."
-)
+QUIET = typer.Option("--quiet", "-q", help="Show only what the script prints, errors and the outcome.")
 
 _PYTHONS = ("python", "python3")
 
@@ -157,9 +156,10 @@ def job_from(params: Mapping[str, Any]) -> Job:
 
 
 def settings_from(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a command's parameters that are settings of a job and were given (not None)."""
+    """Those of a command's parameters that are settings of a job and were given."""
     names = [field.name for field in dataclasses.fields(Job)]
-    given = {name: params[name] for name in names if params.get(name) is not None}
+    # An option that can be repeated and was not given is empty, not None.
+    given = {name: params[name] for name in names if params.get(name) not in (None, (), [])}
     if params.get("staleness") is not None:
         given["mode"] = _with_staleness(given.get("mode"), params["staleness"])
     return given
@@ -179,12 +179,7 @@ def note_late_flags(ctx: typer.Context) -> None:
 
     Not for those that were also given to us: who writes both knows which is whose.
     """
-    ours = {
-        name: param.name
-        for param in ctx.command.params
-        for name in param.opts
-        if name.startswith("--")
-    }
+    ours = {name: param.name for param in ctx.command.params for name in param.opts if name.startswith("--")}
     script, late = ctx.params["script"], []
     for arg in ctx.params["args"] or ():
         flag = arg.partition("=")[0].replace("_", "-")
@@ -210,12 +205,20 @@ def command_line() -> Sequence[str]:
 
 def note(text: str) -> None:
     """Tell the user something that is no error."""
-    typer.secho(f"note: {text}", fg="yellow", err=True)
+    typer.secho(_wrapped(f"note: {text}"), fg="yellow", err=True)
 
 
 def complain(text: str) -> None:
     """Tell the user what is wrong: the first line stands out, a traceback below it does not."""
     first, _, rest = text.partition("\n")
-    typer.secho(f"error: {first}", fg="red", bold=True, err=True)
+    typer.secho(_wrapped(f"error: {first}"), fg="red", bold=True, err=True)
     if rest:
         typer.echo(rest, err=True)
+
+
+def _wrapped(text: str) -> str:
+    """Between words where a person reads it; in one line where a program does."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

@@ -1,6 +1,8 @@
 """What stands in the terminal when a run is over."""
 
 import re
+import shutil
+import textwrap
 from pathlib import Path
 
 import typer
@@ -11,24 +13,24 @@ from paceline.observe import RunStatus, words
 __all__ = ["finish"]
 
 EXIT_CODES = {"succeeded": 0, "stopped": 130}
+COLOURS = {"succeeded": "green", "stopped": "yellow"}
 
 
 def finish(status: RunStatus) -> None:
     """Say how the run ended and where its files are; exit 0 if and only if it succeeded."""
-    if status.state == "succeeded":
-        typer.echo()
-        typer.secho("Succeeded", fg="green", bold=True, nl=False)
-        typer.echo(_numbers(status))
-    elif status.state == "stopped":
-        typer.echo()
-        typer.secho("Stopped", fg="yellow", bold=True, nl=False)
-        typer.echo(_numbers(status))
-    else:
-        typer.echo(err=True)
+    err = status.state not in EXIT_CODES
+    typer.echo(err=err)
+    if err:
         complain(status.error or f"the run ended in state {status.state}, and nobody said why")
-        typer.echo(f"\n{status.state.capitalize()}{_numbers(status)}", err=True)
-    for name, text in _places(status).items():
-        typer.echo(f"  {name:14} {text}", err=status.state == "failed")
+        typer.echo(err=True)
+    # Words stay whole; a path below may not, so that it can be copied.
+    width = shutil.get_terminal_size().columns
+    first, *rest = textwrap.wrap(status.state.capitalize() + _numbers(status), width)
+    state, _, text = first.partition(" ")
+    typer.secho(state, fg=COLOURS.get(status.state, "red"), bold=True, nl=False, err=err)
+    typer.echo(" " + "\n".join([text, *rest]), err=err)
+    for name, text in {**_metrics(status), **_places(status)}.items():
+        typer.echo(f"  {name:14} {text}", err=err)
     if code := EXIT_CODES.get(status.state, 1):
         raise typer.Exit(code)
 
@@ -41,12 +43,17 @@ def _numbers(status: RunStatus) -> str:
         words.progress(status),
         words.plural(status.version, "update"),
         f"{words.count(status.samples_per_s)} samples/s",
-        f"waiting {words.percent(status.idleness)}",
         *words.trouble(status),
     ]
+    return f"{text}: {', '.join(facts)}."
+
+
+def _metrics(status: RunStatus) -> dict[str, str]:
+    if not status.version:
+        return {}
     metrics = [f"{name} {words.metric(value)}" for name, value in status.metrics.items()]
-    last = f" Last: {', '.join(metrics)}." if metrics else ""
-    return f"{text}: {', '.join(facts)}.{last}"
+    last = {"last metrics": ", ".join(metrics)} if metrics else {}
+    return last | {"waiting": f"{words.percent(status.idleness)} of the workers' time"}
 
 
 def _places(status: RunStatus) -> dict[str, str]:

@@ -102,6 +102,7 @@ def _roles(plan: Plan, facts: ModelFacts) -> "Table":
     table.add_column("host", no_wrap=True)
     table.add_column("threads", justify="right", no_wrap=True)
     table.add_column("holds")
+    total = sum(nbytes for _, nbytes in facts.shards)
     for role in plan.roles:
         if role.role == "worker":
             size = words.size(facts.nbytes)
@@ -109,7 +110,7 @@ def _roles(plan: Plan, facts: ModelFacts) -> "Table":
             holds += "; reads parameters in place" if plan.in_place else f", {size} of parameters"
         elif role.rank < len(facts.shards):
             slices, nbytes = facts.shards[role.rank]
-            share = words.percent(nbytes / max(1, facts.nbytes))
+            share = words.percent(nbytes / max(1, total))
             holds = f"{words.plural(slices, 'slice')}, {words.size(nbytes)} ({share})"
         else:
             holds = "nothing: the model has too few slices"

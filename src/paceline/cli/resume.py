@@ -46,8 +46,8 @@ def resume(
         )
     if job.script is None:
         raise UsageError(
-            f"run {found.id} was started by paceline.fit from Python, so there is no script that "
-            "could be started again; its model can be had with `paceline export`"
+            f"run {found.id} was started by paceline.fit() from Python, so there is no script to "
+            f"start again; go on with it there: paceline.fit(…, resume={found.id!r})"
         )
     _go_to(found.started_in)
 

@@ -1,6 +1,6 @@
 """How roles talk: one protocol, carried by unix sockets (same host) or TCP.
 
-* `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a raw payload. Pure.
+* `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a payload. Pure.
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
 * `connection.py` Connection: frames over one authenticated socket; connect() and Listener.
 * `hub.py`        Hub: one thread that serves many connections.

@@ -7,13 +7,14 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.comm import frames, handshake
-from paceline.comm.frames import Kind
-from paceline.exceptions import AuthError, FrameError, LinkError, PacelineError
+from paceline.comm.frames import Kind, field
+from paceline.exceptions import AuthError, FrameError, LinkError
 
 __all__ = ["Address", "Connection", "Frame", "Listener", "connect"]
 
@@ -38,18 +39,24 @@ class Address:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Address":
-        """The inverse of `to_json`."""
-        return cls(unix=data["unix"], host=data["host"], port=data["port"])
+        """The inverse of `to_json`; anything odd is a FrameError."""
+        unix = None if data.get("unix") is None else field(data, "unix", str)
+        return cls(unix=unix, host=field(data, "host", str), port=field(data, "port", int))
 
 
 @dataclass(slots=True)
 class Frame:
-    """A received frame. Its payload, if any, is still in the socket: read it with `read_into`."""
+    """A received frame.
+
+    Its payload, if any, is still in the socket: read it with `read_into` or `read_blob`, unless
+    `blob` holds it already. Its descriptors are the receiver's to close.
+    """
 
     kind: Kind
     body: dict[str, Any]
     payload_bytes: int
     descriptors: list[int]
+    blob: bytes | None = None
 
 
 class Connection:
@@ -83,9 +90,7 @@ class Connection:
             LinkError: the other side is gone.
         """
         size = sum(view.nbytes for view in payload)
-        head = frames.encode(
-            kind, body or {}, sequence=self._sent, payload_bytes=size, key=self._keys.send
-        )
+        head = frames.encode(kind, body or {}, sequence=self._sent, payload_bytes=size, key=self._keys.send)
         self._sent += 1
         try:
             if descriptors:
@@ -104,39 +109,48 @@ class Connection:
     def send_streamed(
         self, kind: Kind, body: dict[str, Any], size: int, payload: Iterator[memoryview], count: int
     ) -> None:
-        """Send a frame whose payload of `size` bytes comes as `count` pieces, as they get ready."""
-        head = frames.encode(
-            kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send
-        )
+        """Send a frame whose payload of `size` bytes comes as `count` pieces, as they get ready.
+
+        Raises:
+            LinkError: the other side is gone, or the pieces were not `size` bytes: the link is
+                then of no more use.
+        """
+        head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
         self._sent += 1
         try:
             self.sock.sendall(head)
             for view in itertools.islice(payload, count):
                 self.sock.sendall(view)
+                size -= view.nbytes
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
 
+        if size:
+            raise LinkError(f"a {kind.name} to {self.peer} ended {size:,} bytes short")
+
     def receive(self) -> Frame:
-        """The next frame, blocking. An unread payload of the last one is a bug and asserts.
+        """The next frame, blocking.
 
         Raises:
             LinkError: the other side is gone.
-            FrameError: what arrived is not the protocol.
+            FrameError: what arrived is not the protocol, or the last frame had a payload that
+                nobody expected.
             TimeoutError: nothing came within the socket's timeout.
         """
-        assert self._unread == 0, "payload of the last frame was not read"
-        head, descriptors = self._receive_head()
+        if self._unread:
+            raise FrameError(f"a payload of {self._unread:,} bytes from {self.peer} nobody expected")
+        descriptors: list[int] = []
         try:
-            header = frames.parse_header(head)
+            header = frames.parse_header(self._receive_head(descriptors))
+            if descriptors and header.kind not in frames.WITH_DESCRIPTORS:
+                raise FrameError(f"a {header.kind.name} with a descriptor")
             body = bytearray(header.body_bytes)
             self._fill(memoryview(body))
-            frames.verify(header, bytes(body), sequence=self._received, key=self._keys.receive)
+            frames.verify(header, body, sequence=self._received, key=self._keys.receive)
             self._received += 1
             self._unread = header.payload_bytes
-            return Frame(
-                header.kind, frames.decode_body(bytes(body)), header.payload_bytes, descriptors
-            )
-        except PacelineError:
+            return Frame(header.kind, frames.decode_body(body), header.payload_bytes, descriptors)
+        except BaseException:
             for fd in descriptors:
                 os.close(fd)
             raise
@@ -150,19 +164,32 @@ class Connection:
             self._fill(view)
         self._unread = 0
 
+    def read_blob(self, frame: Frame, limit: int) -> bytes:
+        """The payload of the last frame as bytes, if it is within the limit."""
+        if frame.blob is None:
+            if frame.payload_bytes > limit:
+                raise FrameError(
+                    f"a {frame.kind.name} payload of {frame.payload_bytes:,} bytes from "
+                    f"{self.peer} is over the limit of {limit:,}"
+                )
+            room = bytearray(frame.payload_bytes)
+            self.read_into([memoryview(room)])
+            frame.blob = bytes(room)
+        return frame.blob
+
     def close(self) -> None:
         """Close the socket. Safe to call twice."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
-    def _receive_head(self) -> tuple[bytes, list[int]]:
+    def _receive_head(self, descriptors: list[int]) -> bytes:
+        """A header; the descriptors that come with it are added to the list, also on an error."""
         want = frames.HEADER_BYTES
         if not self.local:
             head = bytearray(want)
             self._fill(memoryview(head), at_boundary=True)
-            return bytes(head), []
-        descriptors: list[int] = []
+            return bytes(head)
         room = socket.CMSG_LEN(_MAX_DESCRIPTORS * 4)
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(want, room, socket.MSG_CMSG_CLOEXEC)
@@ -176,8 +203,6 @@ class Connection:
                 fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
                 descriptors.extend(fds)
         if flags & socket.MSG_CTRUNC:
-            for fd in descriptors:
-                os.close(fd)
             raise FrameError(f"{self.peer} sent too many descriptors")
         if not data:
             raise LinkError(f"{self.peer} closed the link")
@@ -185,7 +210,7 @@ class Connection:
             rest = bytearray(want - len(data))
             self._fill(memoryview(rest))
             data += bytes(rest)
-        return data, descriptors
+        return data
 
     def _fill(self, view: memoryview, *, at_boundary: bool = False) -> None:
         view = view.cast("B")
@@ -208,8 +233,11 @@ class Connection:
 class Listener:
     """Listens on an abstract unix name and on a TCP port of one interface at once.
 
-    Abstract names leave no file behind and are bound to the network namespace, so two roles meet on one
-    exactly when they can share memory; otherwise they use TCP, and nobody configures which.
+    Abstract names leave no file behind and are bound to the network namespace, so two roles meet on
+    one exactly when they can share memory; otherwise they use TCP, and nobody configures which.
+
+    Raises:
+        LinkError: there is no such interface.
     """
 
     def __init__(self, *, host: str = "127.0.0.1", tcp: bool = True) -> None:
@@ -222,11 +250,17 @@ class Listener:
             self.sockets.append(local)
         port = 0
         if tcp or name is None:
-            remote = socket.create_server((host, 0), backlog=128)
+            try:
+                remote = socket.create_server((host, 0), backlog=128)
+            except OSError as error:
+                self.close()
+                raise LinkError(f"cannot listen on {host}: {error}") from error
             port = remote.getsockname()[1]
             self.sockets.append(remote)
         for sock in self.sockets:
             sock.listen(128)
+            # Who left between being announced and being accepted must not block the others.
+            sock.setblocking(False)
         self.address = Address(unix=name, host=host, port=port)
 
     def close(self) -> None:
@@ -242,10 +276,9 @@ def accept(sock: socket.socket, secret: bytes) -> Connection:
         AuthError: the other side is a stranger; the socket is closed.
     """
     try:
-        sock.settimeout(HANDSHAKE_S)
         if sock.family == getattr(socket, "AF_UNIX", None):
             _check_same_user(sock)
-        connection = Connection(sock, handshake.accept(sock, secret))
+        connection = Connection(sock, handshake.accept(sock, secret, within_s=HANDSHAKE_S))
         _tune(sock)
         return connection
     except AuthError:
@@ -261,16 +294,18 @@ def connect(address: Address, secret: bytes, *, peer: str, link: str = "auto") -
 
     Args:
         peer: role name of the other side, for messages.
-        link: "auto" meets on the unix name if it can and uses TCP otherwise; "tcp" and "shm" force one.
+        link: "auto" meets on the unix name if it can and uses TCP otherwise; "tcp" and "shm" force
+            one.
+
+    Raises:
+        LinkError: nobody listens there.
+        AuthError: who listens there does not know the secret, or is silent.
     """
     sock = None
-    if address.unix is not None and link != "tcp":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if link != "tcp":
         try:
-            sock.connect("\0" + address.unix)
+            sock = _connect_on_host(address.unix)
         except OSError as error:
-            sock.close()
-            sock = None
             if link == "shm":
                 raise LinkError(
                     f"cannot meet {peer} on this host for shared memory ({error}); use --link auto"
@@ -278,19 +313,40 @@ def connect(address: Address, secret: bytes, *, peer: str, link: str = "auto") -
     try:
         if sock is None:
             sock = socket.create_connection((address.host, address.port), timeout=HANDSHAKE_S)
-        sock.settimeout(HANDSHAKE_S)
-        connection = Connection(sock, handshake.initiate(sock, secret))
+        connection = Connection(sock, handshake.initiate(sock, secret, within_s=HANDSHAKE_S))
+        _tune(sock)
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise LinkError(f"cannot connect to {peer} at {address.host}:{address.port}: {error}") from error
+        where = f"{address.host}:{address.port}"
+        raise LinkError(f"cannot connect to {peer} at {where}: {error}") from error
     except AuthError as error:
         assert sock is not None
         sock.close()
         raise AuthError(f"{peer}: {error}") from None
-    _tune(sock)
     connection.peer = peer
     return connection
+
+
+def _connect_on_host(name: str | None) -> socket.socket:
+    """A socket connected to an abstract unix name; OSError if nobody on this host has it."""
+    if name is None:
+        raise OSError("it listens on TCP only")
+    deadline = time.monotonic() + HANDSHAKE_S
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while True:
+            try:
+                sock.connect("\0" + name)
+                return sock
+            except BlockingIOError:  # its queue of newcomers is full; a blocking connect may hang
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+    except OSError:
+        sock.close()
+        raise
 
 
 def _tune(sock: socket.socket) -> None:

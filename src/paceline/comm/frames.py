@@ -2,11 +2,13 @@
 
 A frame is a header of fixed size, a JSON object, and (for some kinds) raw bytes:
 
-    magic "PL" | kind u8 | zero u8 | body bytes u32 | sequence u64 | payload bytes u64 | tag 16 bytes
+    magic "PL" | kind u8 | zero u8 | body bytes u32 | sequence u64 | payload bytes u64 | tag (16)
 
-The tag is a keyed BLAKE2b over the header and the body; each direction of a connection has its own key,
-and the sequence counts its frames, so nothing can be forged, replayed or reordered. Lengths are checked
-against the limits of the frame's kind before anything is allocated, the tag before the body is parsed.
+The tag is a keyed BLAKE2b over the header and the body; each direction of a connection has its own
+key, and the sequence counts its frames, so no header or body can be forged, replayed or reordered.
+(Payloads are not under the tag: hashing them would cost more than moving them.) Lengths are checked
+against the limits of the frame's kind before anything is allocated, the tag before the body is
+parsed.
 """
 
 import hashlib
@@ -21,6 +23,7 @@ from paceline.exceptions import FrameError
 
 __all__ = [
     "HEADER_BYTES",
+    "WITH_DESCRIPTORS",
     "Header",
     "Kind",
     "decode_body",
@@ -83,6 +86,8 @@ _WITH_PAYLOAD = frozenset(
         Kind.SAVED,
     ]
 )
+WITH_DESCRIPTORS = frozenset([Kind.ADOPT, Kind.ADOPTED, Kind.ATTACH])
+"""Kinds that may bring a file descriptor along."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,13 @@ class Header:
     tag: bytes
 
 
-def encode(
-    kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: int, key: bytes
-) -> bytes:
-    """Header, tag and body of a frame, ready to send."""
-    text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    if len(text) > _BODY_LIMIT.get(kind, _SMALL):
-        raise FrameError(f"a {kind.name} body of {len(text)} bytes is over its limit")
+def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: int, key: bytes) -> bytes:
+    """Header, tag and body of a frame, ready to send. Raises FrameError if no one would take it."""
+    try:
+        text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise FrameError(f"a {kind.name} body that is not JSON: {error}") from None
+    _bound(kind, len(text), payload_bytes)
     raw = _HEADER.pack(_MAGIC, kind, 0, len(text), sequence, payload_bytes)
     return raw + _tag(key, raw, text) + text
 
@@ -119,15 +124,12 @@ def parse_header(data: bytes) -> Header:
         kind = Kind(kind_number)
     except ValueError:
         raise FrameError(f"unknown kind of frame {kind_number}") from None
-    if body_bytes > _BODY_LIMIT.get(kind, _SMALL):
-        raise FrameError(f"a {kind.name} body of {body_bytes} bytes is over its limit")
-    if payload_bytes > (_MAX_PAYLOAD if kind in _WITH_PAYLOAD else 0):
-        raise FrameError(f"a {kind.name} payload of {payload_bytes} bytes is over its limit")
+    _bound(kind, body_bytes, payload_bytes)
     raw, tag = data[: _HEADER.size], data[_HEADER.size :]
     return Header(kind, body_bytes, sequence, payload_bytes, raw, tag)
 
 
-def verify(header: Header, body: bytes, *, sequence: int, key: bytes) -> None:
+def verify(header: Header, body: bytes | bytearray, *, sequence: int, key: bytes) -> None:
     """Check tag and sequence. Raises FrameError; nothing of the body was parsed."""
     if not hmac.compare_digest(_tag(key, header.raw, body), header.tag):
         raise FrameError(f"a {header.kind.name} frame with a wrong tag")
@@ -135,7 +137,7 @@ def verify(header: Header, body: bytes, *, sequence: int, key: bytes) -> None:
         raise FrameError(f"frame {header.sequence} where {sequence} was due: replayed or lost")
 
 
-def decode_body(body: bytes) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     """Parse a verified body: a JSON object. Raises FrameError."""
     try:
         value = json.loads(body)
@@ -154,7 +156,18 @@ def field(body: dict[str, Any], name: str, kind: type[T], default: T | None = No
     return value
 
 
-def _tag(key: bytes, raw: bytes, body: bytes) -> bytes:
+def _bound(kind: Kind, body_bytes: int, payload_bytes: int) -> None:
+    body_limit = _BODY_LIMIT.get(kind, _SMALL)
+    if body_bytes > body_limit:
+        raise FrameError(f"a {kind.name} body of {body_bytes:,} bytes is over its limit of {body_limit:,}")
+    payload_limit = _MAX_PAYLOAD if kind in _WITH_PAYLOAD else 0
+    if payload_bytes > payload_limit:
+        raise FrameError(
+            f"a {kind.name} payload of {payload_bytes:,} bytes is over its limit of {payload_limit:,}"
+        )
+
+
+def _tag(key: bytes, raw: bytes, body: bytes | bytearray) -> bytes:
     digest = hashlib.blake2b(raw, key=key, digest_size=_TAG_BYTES)
     digest.update(body)
     return digest.digest()

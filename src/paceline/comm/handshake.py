@@ -4,14 +4,16 @@
     listening side  → nonce(32) proof(32)        proof = HMAC(secret, "listen" both nonces)
     connecting side → proof(32)                  proof = HMAC(secret, "connect" both nonces)
 
-All messages have a fixed size. The listening side proves itself first, so a worker never talks to an
-impostor; the keys of the two directions come from the secret and both nonces.
+All messages have a fixed size. The listening side proves itself first, so a worker never talks to
+an impostor; the keys of the two directions come from the secret and both nonces. The whole exchange
+has one deadline, so that a stranger who sends a byte now and then gains nothing.
 """
 
 import hashlib
 import hmac
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 
 from paceline.exceptions import AuthError
@@ -35,11 +37,13 @@ def new_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def initiate(sock: socket.socket, secret: bytes) -> Keys:
+def initiate(sock: socket.socket, secret: bytes, *, within_s: float) -> Keys:
     """Authenticate as the connecting side. Raises AuthError."""
+    deadline = time.monotonic() + within_s
+    sock.settimeout(within_s)
     mine = secrets.token_bytes(_NONCE_BYTES)
     sock.sendall(_GREETING + mine)
-    answer = receive_exactly(sock, _NONCE_BYTES + 32, "while authenticating")
+    answer = receive_exactly(sock, _NONCE_BYTES + 32, "while authenticating", deadline)
     theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _derive(secret, b"listen", mine, theirs)):
         raise AuthError(
@@ -52,14 +56,17 @@ def initiate(sock: socket.socket, secret: bytes) -> Keys:
     )
 
 
-def accept(sock: socket.socket, secret: bytes) -> Keys:
+def accept(sock: socket.socket, secret: bytes, *, within_s: float) -> Keys:
     """Authenticate as the listening side. Raises AuthError; says nothing to a stranger."""
-    hello = receive_exactly(sock, len(_GREETING) + _NONCE_BYTES, "before it authenticated")
+    deadline = time.monotonic() + within_s
+    sock.settimeout(within_s)
+    greeting_bytes = len(_GREETING) + _NONCE_BYTES
+    hello = receive_exactly(sock, greeting_bytes, "before it authenticated", deadline)
     if not hello.startswith(_GREETING):
         raise AuthError("the other side does not speak Paceline's protocol (a port scan?)")
     theirs, mine = hello[len(_GREETING) :], secrets.token_bytes(_NONCE_BYTES)
     sock.sendall(mine + _derive(secret, b"listen", theirs, mine))
-    proof = receive_exactly(sock, 32, "before it proved that it knows the secret")
+    proof = receive_exactly(sock, 32, "before it proved that it knows the secret", deadline)
     if not hmac.compare_digest(proof, _derive(secret, b"connect", theirs, mine)):
         raise AuthError("the other side does not know this run's secret")
     return Keys(
@@ -68,11 +75,13 @@ def accept(sock: socket.socket, secret: bytes) -> Keys:
     )
 
 
-def receive_exactly(sock: socket.socket, count: int, when: str) -> bytes:
-    """`count` bytes, or AuthError saying when the other side closed."""
+def receive_exactly(sock: socket.socket, count: int, when: str, deadline: float) -> bytes:
+    """`count` bytes before the deadline, or AuthError saying when the other side stopped."""
     data = b""
     while len(data) < count:
         try:
+            # Not 0, which would make the socket non-blocking.
+            sock.settimeout(max(deadline - time.monotonic(), 1e-3))
             piece = sock.recv(count - len(data))
         except TimeoutError:
             raise AuthError(f"the other side went silent {when}") from None

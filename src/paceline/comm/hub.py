@@ -1,7 +1,7 @@
 """One thread that serves many connections: accepts, authenticates, reads frames, calls back.
 
-Newcomers are authenticated in a thread of their own, so that a stranger holds nobody up. Other threads
-hand work to the hub's thread with `post`. Servers and the controller are built on it.
+Newcomers are authenticated in a thread of their own, so that a stranger holds nobody up. Other
+threads hand work to the hub's thread with `post`. Servers and the controller are built on it.
 """
 
 import contextlib
@@ -42,12 +42,10 @@ class Hub:
     """Serves connections for a handler.
 
     Args:
-        patience_s: a frame that has begun must be complete within this time.
+        patience_s: a peer may pause this long in the middle of a frame, or not read what we send.
     """
 
-    def __init__(
-        self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float
-    ) -> None:
+    def __init__(self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float) -> None:
         self.listener = listener
         self._handler = handler
         self._secret = secret
@@ -55,6 +53,9 @@ class Hub:
         self._newcomers = 0
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waker, self._wakened = socket.socketpair()
+        # One wake-up in the pipe is enough: `post` must not block when it is full.
+        self._waker.setblocking(False)
+        self._served: set[Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakened, selectors.EVENT_READ)
         for sock in listener.sockets:
@@ -64,7 +65,9 @@ class Hub:
         """Wait for something to happen, at most this long, and serve it."""
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.fileobj, Connection):
-                self._receive(key.fileobj)
+                # What was served before it in this round may have ended or released it.
+                if key.fileobj in self._served:
+                    self._receive(key.fileobj)
             elif key.fileobj is self._wakened:
                 self._wakened.recv(4096)
                 with contextlib.suppress(queue.Empty):
@@ -77,15 +80,18 @@ class Hub:
     def post(self, call: Callable[[], None]) -> None:
         """Have the hub's thread call something soon. From any thread."""
         self._calls.put(call)
-        with contextlib.suppress(OSError):  # the hub is closed: nobody will call
+        with contextlib.suppress(OSError):  # woken already, or closed: then nobody will call
             self._waker.send(b".")
 
     def add(self, connection: Connection) -> None:
         """Serve a connection that this side opened, or took out with `release`."""
+        connection.sock.settimeout(self._patience_s)
         self._selector.register(connection, selectors.EVENT_READ)
+        self._served.add(connection)
 
     def release(self, connection: Connection) -> None:
         """Stop reading a connection; it stays open."""
+        self._served.discard(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
 

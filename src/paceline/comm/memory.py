@@ -1,8 +1,9 @@
 """Shared memory without a name.
 
-A Region is a memfd: it has no name to guess, is not counted against /dev/shm, and the kernel frees it
-when its last holder dies, so a crash or a SIGKILL leaves nothing behind. Its descriptor travels over a
-unix socket. Its size is sealed when it is made, so no holder can shrink it under another's feet.
+A Region is a memfd: it has no name to guess, is not counted against /dev/shm, and the kernel frees
+it when its last holder dies, so a crash or a SIGKILL leaves nothing behind. Its descriptor travels
+over a unix socket. Its size is sealed when it is made, so no holder can shrink it under another's
+feet.
 """
 
 import contextlib
@@ -46,33 +47,36 @@ class Region:
         Raises:
             LinkError: the system has no room for it.
         """
+        fd = -1
         try:
             fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.fchmod(fd, 0o600)
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
             return cls(fd, size, Access.SHARED)
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # mmap has all three
+            if fd >= 0:
+                os.close(fd)
             raise LinkError(f"cannot make {size:,} bytes of shared memory: {error}") from error
 
     @classmethod
     def attach(cls, fd: int, size: int, access: Access = Access.SHARED) -> "Region":
         """Map memory that another role made, after checking owner, size and seals.
 
+        The descriptor belongs to the region from here on; one that is refused is closed.
+
         Raises:
             LinkError: it is not what it should be.
         """
-        status = os.fstat(fd)
         try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        except OSError as error:
-            raise LinkError(f"the descriptor received is not a memfd: {error}") from error
-        if status.st_uid != os.geteuid() or status.st_size != size or seals & _SIZE_SEALS != _SIZE_SEALS:
-            raise LinkError(
-                f"shared memory received has {status.st_size:,} bytes, owner {status.st_uid}, seals {seals:#x}; "
-                f"expected {size:,} bytes, owner {os.geteuid()}, sealed size"
-            )
-        return cls(fd, size, access)
+            _check(fd, size)
+            return cls(fd, size, access)
+        except (OSError, ValueError, OverflowError) as error:
+            _close(fd)
+            raise LinkError(f"cannot map the shared memory received: {error}") from error
+        except LinkError:
+            _close(fd)
+            raise
 
     def seal_writes(self) -> None:
         """From now on nobody can map it for shared writing; mappings that exist keep theirs."""
@@ -89,3 +93,23 @@ class Region:
             self.fd = -1
         with contextlib.suppress(BufferError):  # views are alive: the mapping goes with them
             self.buffer.close()
+
+
+def _check(fd: int, size: int) -> None:
+    status = os.fstat(fd)
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise LinkError(f"the descriptor received is not a memfd: {error}") from error
+    mine = os.geteuid()
+    sealed = seals & _SIZE_SEALS == _SIZE_SEALS
+    if status.st_uid != mine or status.st_size != size or not sealed:
+        raise LinkError(
+            f"shared memory received has {status.st_size:,} bytes, owner {status.st_uid}, "
+            f"seals {seals:#x}; expected {size:,} bytes, owner {mine}, sealed size"
+        )
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # it never was one
+        os.close(fd)

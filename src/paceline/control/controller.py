@@ -5,7 +5,6 @@ run directory, and ends the run. It holds no parameters and no leases: training 
 """
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -32,6 +31,7 @@ from paceline.engines import Engine, RoleSpec
 from paceline.exceptions import FrameError, LinkError, RoleFailed
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.plan import Plan
+from paceline.storage.checkpoint import load
 
 __all__ = ["Controller"]
 
@@ -68,19 +68,23 @@ class Controller:
         self._watch = watch
         self._secret = new_secret()
         self._hub = Hub(self, Listener(tcp=False), self._secret, patience_s=job.deadline_s)
-        self._machine = RunMachine(
-            servers=job.servers, workers=job.workers, max_restarts=job.max_restarts
-        )
+        self._machine = RunMachine(servers=job.servers, workers=job.workers, max_restarts=job.max_restarts)
         self._links: dict[str, Connection] = {}
         self._addresses: dict[int, dict[str, Any]] = {}
         self._announced = False
         self._cause_due: float | None = None
         self._save_due: float | None = None
         self._ending = False
+        self._version_before = 0
         self._started = time.monotonic()
         self._shown = 0.0
         self._written = 0.0
         self._output = _Tail(run.log_path("worker", 0))
+        self.status.checkpoints = _checkpoint_names(run)
+        if resume is not None:
+            lead = load(resume).meta["lead"]
+            self._version_before = lead["machine"]["version"]
+            self.status.samples_before = lead["samples"]
 
     def run(self) -> RunStatus:
         """Run to the end and return the final status. Ctrl-C and SIGTERM stop the run in order.
@@ -117,7 +121,7 @@ class Controller:
             self._do(self._machine.saved(f"not written within {_SAVE_S:g} s"))
         self._tell()
 
-    # --- decisions ----------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     def _do(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -219,7 +223,7 @@ class Controller:
             self._hub.poll(0.02)
             self._engine.exits()
 
-    # --- what roles say -----------------------------------------------------------------------------
+    # --- what roles say ---------------------------------------------------------------------------
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """A role is up."""
@@ -256,7 +260,7 @@ class Controller:
                     name,
                     f"{body.get('error')}: {body.get('message')}",
                     str(body.get("traceback", "")),
-                    secondary=bool(body.get("secondary")),
+                    secondary=bool(body.get("secondary")) or body.get("error") == "LinkError",
                 )
             )
         elif frame.kind is Kind.BYE:
@@ -304,7 +308,7 @@ class Controller:
     def _on_saved(self, body: dict[str, Any]) -> None:
         path, reason = body["checkpoint"], body.get("reason")
         if path is not None and path != "kept":
-            self.status.checkpoints = sorted(p.name for p in Path(path).parent.glob("version-*"))
+            self.status.checkpoints = _checkpoint_names(self.run_dir)
             self.run_dir.append_event({"kind": "checkpoint", "version": body["version"]})
         if path is None and self._save_due is None:
             self._note(f"a checkpoint failed: {reason}")
@@ -312,7 +316,7 @@ class Controller:
             self._save_due = None
             self._do(self._machine.saved(reason))
 
-    # --- telling ------------------------------------------------------------------------------------
+    # --- telling ----------------------------------------------------------------------------------
 
     def _note(self, text: str) -> None:
         self.status.messages.append(text)
@@ -322,16 +326,22 @@ class Controller:
         now = time.monotonic()
         changed = self.status.state != self._machine.state.value
         self.status.state = self._machine.state.value
+        if not self.status.startup_s and self.status.version > self._version_before:
+            self.status.startup_s = now - self._started
         self.status.elapsed_s = now - self._started
         self.status.restarts = sum(self._machine.restarts.values())
         if final and self._machine.error is not None:
             self.status.error = str(RoleFailed(*self._machine.error))
         if changed or final or now - self._written > 1.0:
             self._written = now
-            self.run_dir.write_status({**self.status.to_json(), "pid": os.getpid()})
+            self.run_dir.write_status(self.status.to_json())
         if self._watch is not None and (changed or final or now - self._shown >= _TICK_S):
             self._shown = now
             self._watch(self.status, self._output.new_lines(flush=final))
+
+
+def _checkpoint_names(run: RunDirectory) -> list[str]:
+    return sorted(p.name for p in run.checkpoints_path.glob("version-*") if not p.suffix)
 
 
 class _Tail:
@@ -360,9 +370,7 @@ def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

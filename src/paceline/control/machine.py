@@ -94,6 +94,7 @@ class RunMachine:
         self._max_restarts = max_restarts
         self._ready: set[int] = set()
         self._suspect: tuple[str, str, str] | None = None
+        self._reported = False
 
     def begin(self) -> list[Decision]:
         """Start everything."""
@@ -132,13 +133,18 @@ class RunMachine:
         name = f"{role}:{rank}"
         how = f"was killed by {Signals(signal).name}" if signal else f"exited with code {code}"
         if role == "server":
-            return self._fail(name, f"{how}. Its parameters since the last checkpoint are lost: "
-                              "`paceline resume` goes on from there.", "")
+            return self._fail(
+                name,
+                f"{how}. Its parameters since the last checkpoint are lost: "
+                "`paceline resume` goes on from there.",
+                "",
+            )
         if rank in self.finished or incarnation != self.incarnations[rank]:
             return []
         if signal is None:
-            # It says what went wrong before it exits; that report is what counts.
-            return self._fail(name, f"{how} without saying why; look at its log.", "")
+            # It says what went wrong before it exits; that report counts, and may be on its way.
+            self._suspect = self._suspect or (name, f"{how} without saying why; look at its log.", "")
+            return [WaitForCause()]
         used = sum(self.restarts.values())
         if used >= self._max_restarts:
             before = f", after {used} restarts" if used else ""
@@ -162,7 +168,8 @@ class RunMachine:
         if self._closing:
             return []
         if secondary:
-            if self._suspect is None:
+            if not self._reported:
+                self._reported = True
                 self._suspect = (role, message, traceback)
             return [WaitForCause()]
         return self._fail(role, message, traceback)

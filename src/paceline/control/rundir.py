@@ -162,9 +162,7 @@ class RunDirectory:
         """The job as it was last asked for (resuming may have changed it)."""
         return Job.from_json(self.record()["job"])
 
-    def record_resume(
-        self, job: Job, *, plan: Plan | None = None, command: Sequence[str] = ()
-    ) -> None:
+    def record_resume(self, job: Job, *, plan: Plan | None = None, command: Sequence[str] = ()) -> None:
         """Take the run over for this process with the job it now has; earlier ones stay on record.
 
         Raises:

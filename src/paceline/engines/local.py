@@ -38,7 +38,10 @@ class LocalEngine:
             start = f"from paceline.engines.forkserver import main; main({theirs.fileno()})"
             command = [sys.executable, "-c", start]
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         else:
             self._process = None
@@ -55,9 +58,13 @@ class LocalEngine:
         """See Engine."""
         return self._control.fileno()
 
+    def wait(self, timeout_s: float) -> None:
+        """Block until `exits` may have news, at most this long."""
+        select.select([self._control], [], [], timeout_s)
+
     def exits(self) -> list[Exit]:
         """See Engine."""
-        found = []
+        found: list[Exit] = []
         while select.select([self._control], [], [], 0)[0]:
             data = self._control.recv(1 << 16)
             if not data:

@@ -35,7 +35,9 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
         controller = connect(Address.from_json(spec["controller"]), secret, peer="controller")
         hello = {key: spec[key] for key in ("role", "rank", "incarnation")}
         controller.send(Kind.HELLO, {**hello, "pid": os.getpid()})
-        config = {k: tuple(v) if isinstance(v, list) else v for k, v in spec["config"].items()}
+        config: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in spec["config"].items()
+        }
         if spec["role"] == "worker":
             return run_worker(WorkerConfig(**config), secret, controller, program)
     except LinkError as error:
@@ -53,6 +55,8 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
         except (LinkError, OSError):
             sys.stderr.write(f"{name}: the controller is gone\n")
         return 1
+    finally:
+        controller.close()
     return 0
 
 

@@ -36,9 +36,7 @@ def write_report(
     return report
 
 
-def summary_of(
-    status: RunStatus, job_json: Mapping[str, Any], command: Sequence[str] = ()
-) -> dict[str, Any]:
+def summary_of(status: RunStatus, job_json: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
     """The report's numbers as plain data; a metric that is NaN or infinite is null, as in JSON."""
     return {
         "state": status.state,
@@ -46,6 +44,7 @@ def summary_of(
         "command": list(command),
         "job": dict(job_json),
         "elapsed_s": status.elapsed_s,
+        "startup_s": status.startup_s,
         "version": status.version,
         "samples": status.samples,
         "samples_before": status.samples_before,
@@ -82,9 +81,7 @@ def summary_of(
     }
 
 
-def _sections(
-    run_path: Path, status: RunStatus, job: Mapping[str, Any], command: Sequence[str]
-) -> list[str]:
+def _sections(run_path: Path, status: RunStatus, job: Mapping[str, Any], command: Sequence[str]) -> list[str]:
     run = status.run_id or run_path.name
     mode, workers = str(job.get("mode", "?")), int(job.get("workers", len(status.workers)))
     sections = [f"# Run {run}", _outcome(status)]
@@ -138,6 +135,8 @@ def _speed(status: RunStatus) -> str:
         ("updates", words.count(status.version)),
         ("workers' time spent waiting", words.percent(status.idleness)),
     ]
+    if status.startup_s:
+        rows.append(("starting up", words.duration(status.startup_s)))
     if status.samples_before:
         rows.insert(2, ("of these before the resume", words.count(status.samples_before)))
     if status.version:
@@ -187,15 +186,11 @@ def _samples(status: RunStatus) -> str:
         [
             (
                 account.get("epoch", 0) + 1,
-                *(
-                    words.count(account.get(what, 0))
-                    for what in ("samples", "applied", "refused", "unused")
-                ),
+                *(words.count(account.get(what, 0)) for what in ("samples", "applied", "refused", "unused")),
             )
             for account in status.leases
             # The epoch that begins as the last one ends: nothing happened in it.
-            if len(status.leases) == 1
-            or any(account.get(what) for what in ("applied", "refused", "unused"))
+            if len(status.leases) == 1 or any(account.get(what) for what in ("applied", "refused", "unused"))
         ],
     )
     return (

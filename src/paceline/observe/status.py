@@ -50,6 +50,8 @@ class RunStatus:
     run_id: str = ""
     elapsed_s: float = 0.0
     """Since this start of the run; a resumed run begins again at 0."""
+    startup_s: float = 0.0
+    """The part of it before the workers began to train: it is no part of the throughput."""
     version: int = 0
     """Updates applied."""
     epoch: int = 0
@@ -89,8 +91,9 @@ class RunStatus:
 
     @property
     def samples_per_s(self) -> float:
-        """Mean throughput of this start of the run."""
-        return (self.samples - self.samples_before) / self.elapsed_s if self.elapsed_s > 0 else 0.0
+        """Mean throughput of this start of the run, once it trains."""
+        trained_s = self.elapsed_s - self.startup_s
+        return (self.samples - self.samples_before) / trained_s if trained_s > 0 else 0.0
 
     @property
     def epoch_share(self) -> float | None:

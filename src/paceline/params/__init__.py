@@ -1,12 +1,12 @@
 """The parameter space: all trainable tensors of a model in one flat range per dtype.
 
-* `layout.py`    Layout, Slice, Segment: what lies where; the fingerprint; the partition over servers. Pure.
+* `layout.py`    Layout, Slice, Segment: what lies where; fingerprint; partition over servers. Pure.
 * `flat.py`      reads a Layout off a torch model, and makes tensor views into flat memory.
 * `state.py`     StateBook: parameters and optimizer state as named pieces, for checkpoints.
-* `optimizer.py` OptimizerSpec: an optimizer as plain data, and which optimizers may be cut into pieces.
+* `optimizer.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
 """
 
-from paceline.params.flat import bind, describe, dtype_named, flat_view, segment_view, tensor_views
+from paceline.params.flat import bind, bytes_of, describe, dtype_named, flat_view, segment_view, tensor_views
 from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
 from paceline.params.optimizer import OptimizerSpec, settings_of
 from paceline.params.state import StateBook
@@ -19,6 +19,7 @@ __all__ = [
     "StateBook",
     "TensorInfo",
     "bind",
+    "bytes_of",
     "describe",
     "dtype_named",
     "flat_view",

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.exceptions import UsageError
-from paceline.params.layout import Layout, Segment, Slice, TensorInfo
+from paceline.params.layout import ITEM_BYTES, Layout, Segment, Slice, TensorInfo, is_dense
 
-__all__ = ["bind", "describe", "dtype_named", "flat_view", "segment_view", "tensor_views"]
+__all__ = ["bind", "bytes_of", "describe", "dtype_named", "flat_view", "segment_view", "tensor_views"]
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -30,8 +30,8 @@ def describe(
     Tied weights appear once, under the first of their names.
 
     Raises:
-        UsageError: a parameter of the optimizer is not in the model, is on two devices, is empty,
-            sparse, or of a dtype that cannot be trained.
+        UsageError: a parameter of the optimizer is not in the model, is on another device than the
+            rest, is empty, sparse, of a dtype that cannot be trained, or shares memory with another.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     groups: dict[int, int] = {}
@@ -39,8 +39,9 @@ def describe(
         for position, p in enumerate(group["params"]):
             if id(p) not in names:
                 raise UsageError(
-                    f"parameter {position} of group {g} {list(p.shape)} of the optimizer is not in the model "
-                    "given to prepare(). Build the optimizer from model.parameters() of that same model."
+                    f"parameter {position} of group {g} {list(p.shape)} of the optimizer is not in "
+                    "the model given to prepare(). Build the optimizer from model.parameters() of that "
+                    "same model."
                 )
             if p.requires_grad:
                 groups[id(p)] = g
@@ -50,10 +51,10 @@ def describe(
         if id(p) not in groups:
             continue
         dtype = str(p.dtype).removeprefix("torch.")
-        if p.layout != torch.strided or p.numel() == 0 or not p.is_floating_point() or p.dtype.itemsize < 2:
+        if p.layout != torch.strided or p.numel() == 0 or dtype not in ITEM_BYTES:
             raise UsageError(
-                f"parameter {name!r} ({dtype}, {p.layout}, shape {list(p.shape)}) cannot be trained with "
-                "parameter servers: it must be dense, not empty, and float16, bfloat16, float32 or float64."
+                f"parameter {name!r} ({dtype}, {p.layout}, shape {list(p.shape)}) cannot be trained "
+                f"with parameter servers: it must be dense, not empty, and {', '.join(ITEM_BYTES)}."
             )
         infos.append(
             TensorInfo(
@@ -70,6 +71,7 @@ def describe(
     devices = {p.device for p in parameters.values()}
     if len(devices) > 1:
         raise UsageError(f"the model's parameters are on several devices: {sorted(map(str, devices))}.")
+    _check_apart(parameters)
     aliases = [
         (alias, names[id(p)])
         for alias, p in model.named_parameters(remove_duplicate=False)
@@ -79,15 +81,30 @@ def describe(
     return layout, [parameters[t.name] for t in layout.tensors]
 
 
+def _check_apart(parameters: dict[str, nn.Parameter]) -> None:
+    """Two parameters over one memory would silently part ways when they are laid out."""
+    end, before = 0, ""
+    for name, p in sorted(parameters.items(), key=lambda item: item[1].data_ptr()):
+        first = p.data_ptr()
+        if first < end:
+            raise UsageError(
+                f"parameters {before!r} and {name!r} share memory but are two Parameters. To tie them, "
+                "assign the very same Parameter to both."
+            )
+        reach = sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))
+        end, before = first + (1 + reach) * p.element_size(), name
+
+
 def _dense_stride(p: Tensor) -> tuple[int, ...]:
-    """The tensor's own strides when it fills its memory (channels_last, say), else contiguous ones."""
-    dense = sorted((s, n) for s, n in zip(p.stride(), p.shape, strict=True) if n > 1)
-    expected = 1
-    for stride, n in dense:
-        if stride != expected:
-            return torch.empty(p.shape, device="meta").stride()
-        expected *= n
-    return p.stride()
+    """The tensor's own strides if it fills its memory (channels_last, say), else contiguous ones."""
+    if is_dense(p.shape, p.stride()):
+        return p.stride()
+    return torch.empty(p.shape, device="meta").stride()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's memory, for sockets."""
+    return memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def flat_view(base: Tensor, piece: Slice) -> Tensor:
@@ -107,9 +124,7 @@ def segment_view(base: Tensor, layout: Layout, segment: Segment) -> Tensor:
 
 def tensor_views(base: Tensor, layout: Layout) -> list[Tensor]:
     """Every tensor of the layout as a view of `base`."""
-    return [
-        segment_view(base, layout, Segment(i, 0, t.numel)) for i, t in enumerate(layout.tensors)
-    ]
+    return [segment_view(base, layout, Segment(i, 0, t.numel)) for i, t in enumerate(layout.tensors)]
 
 
 def bind(parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:

@@ -1,10 +1,11 @@
 """What lies where in the parameter space, cut into slices and dealt to servers.
 
-Tensors are ordered by (dtype, parameter group, forward order), so that a slice has one dtype and one
-set of optimizer settings. Every tensor starts on a 64-byte boundary. A large tensor is cut at multiples
-of 1,024 elements counted from its own start: torch's vectorised kernels then treat every element as they
-would in the whole tensor, which keeps results bitwise equal whatever the cut (measured, see
-docs/decisions.md). Optimizers that look at whole tensors get a layout whose slices never cut one.
+Tensors are ordered by (dtype, parameter group, forward order), so that a slice has one dtype and
+one set of optimizer settings. Every tensor starts on a 64-byte boundary. A large tensor is cut at
+multiples of 1,024 elements counted from its own start: torch's vectorised kernels then treat every
+element as they would in the whole tensor, which keeps results bitwise equal whatever the cut
+(measured, see docs/decisions.md). Optimizers that look at whole tensors get a layout whose slices
+never cut one.
 """
 
 import hashlib
@@ -17,15 +18,27 @@ from typing import Any
 
 from paceline.exceptions import FrameError
 
-__all__ = ["SLICE_BYTES", "Layout", "Segment", "Slice", "TensorInfo", "partition"]
+__all__ = [
+    "ITEM_BYTES",
+    "SLICE_BYTES",
+    "Layout",
+    "Segment",
+    "Slice",
+    "TensorInfo",
+    "is_dense",
+    "partition",
+]
 
 SLICE_BYTES = 4 << 20
-"""A slice is about this large at most: small enough to pipeline, large enough to amortise a message."""
+"""A slice is about this large at most: small to pipeline, large to amortise a message."""
 
 _SMALLEST_SLICE_BYTES = 64 << 10
 _ALIGN = 64
 _CUT = 1024
-_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_MAX_BYTES = 1 << 44
+_MAX_DIMENSIONS = 64
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""The dtypes that can be trained, and the size of an element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +60,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        return self.numel * _ITEM_BYTES[self.dtype]
+        return self.numel * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -154,8 +167,7 @@ class Layout:
         """As plain JSON; `from_json` is its inverse."""
         return {
             "tensors": [
-                [t.name, list(t.shape), list(t.stride), t.dtype, t.group, t.offset]
-                for t in self.tensors
+                [t.name, list(t.shape), list(t.stride), t.dtype, t.group, t.offset] for t in self.tensors
             ],
             "slices": [
                 [s.dtype, s.group, s.start, s.stop, [[g.tensor, g.start, g.stop] for g in s.segments]]
@@ -173,70 +185,77 @@ class Layout:
             layout = cls(
                 tensors=tuple(
                     TensorInfo(
-                        name=str(n),
-                        shape=tuple(map(int, shape)),
-                        stride=tuple(map(int, stride)),
-                        dtype=str(dtype),
-                        group=int(group),
-                        offset=int(offset),
+                        name=_text(name),
+                        shape=_numbers(shape),
+                        stride=_numbers(stride),
+                        dtype=_text(dtype),
+                        group=_number(group),
+                        offset=_number(offset),
                     )
-                    for n, shape, stride, dtype, group, offset in data["tensors"]
+                    for name, shape, stride, dtype, group, offset in data["tensors"]
                 ),
                 slices=tuple(
                     Slice(
                         index=i,
-                        dtype=str(dtype),
-                        group=int(group),
-                        start=int(start),
-                        stop=int(stop),
-                        segments=tuple(Segment(int(t), int(a), int(b)) for t, a, b in segments),
+                        dtype=_text(dtype),
+                        group=_number(group),
+                        start=_number(start),
+                        stop=_number(stop),
+                        segments=tuple(Segment(*map(_number, (t, a, b))) for t, a, b in segments),
                     )
                     for i, (dtype, group, start, stop, segments) in enumerate(data["slices"])
                 ),
-                nbytes=int(data["nbytes"]),
-                whole_tensors=bool(data["whole_tensors"]),
-                aliases=tuple((str(a), str(b)) for a, b in data["aliases"]),
+                nbytes=_number(data["nbytes"]),
+                whole_tensors=data["whole_tensors"] is True,
+                aliases=tuple((_text(a), _text(b)) for a, b in data["aliases"]),
             )
             layout._check()
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise FrameError(f"not a parameter layout: {error!r}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise FrameError(f"not a parameter layout: {error!r:.200}") from error
         return layout
 
     def _check(self) -> None:
-        """Everything lies inside the space and the slices cover every tensor exactly once."""
-        if not 0 < self.nbytes < 1 << 44 or not self.tensors:
-            raise ValueError(f"a space of {self.nbytes} bytes")
-        covered = [0] * len(self.tensors)
+        """Tensors and slices follow one another through the space and fill it. Raises ValueError."""
         end = 0
         for t in self.tensors:
-            if t.dtype not in _ITEM_BYTES or t.group < 0 or min(t.shape, default=1) < 1:
-                raise ValueError(f"tensor {t.name!r}")
-            if t.offset < end or t.offset % _ALIGN or t.offset + t.nbytes > self.nbytes:
-                raise ValueError(f"tensor {t.name!r} at byte {t.offset}")
-            reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=True))
-            if min(t.stride, default=0) < 0 or reach > t.numel:
-                raise ValueError(f"tensor {t.name!r} with strides {t.stride}")
-            end = t.offset + t.nbytes
+            if t.dtype not in ITEM_BYTES or min(t.shape, default=1) < 1:
+                raise ValueError(f"tensor {t.name!r} of {t.dtype} {list(t.shape)}")
+            if not is_dense(t.shape, t.stride):
+                raise ValueError(f"tensor {t.name!r} {list(t.shape)} with strides {list(t.stride)}")
+            if t.offset != end:
+                raise ValueError(f"tensor {t.name!r} at byte {t.offset}, expected {end}")
+            end = _aligned(end + t.nbytes)
+        if not self.tensors or end != self.nbytes or end > _MAX_BYTES:
+            raise ValueError(f"a space of {self.nbytes} bytes for {end} bytes of tensors")
+        # Slices walk through all tensors in order, so they neither overlap nor leave anything out.
+        due = Segment(0, 0, 0)
         for s in self.slices:
-            if not s.segments or s.segments[0].tensor < 0:
-                raise ValueError(f"slice {s.index} without segments")
-            first, last = s.segments[0], s.segments[-1]
-            if (s.start, s.stop) != (self.byte_of(first)[0], self.byte_of(last)[1]):
-                raise ValueError(f"slice {s.index} from {s.start} to {s.stop}")
             for g in s.segments:
+                if (g.tensor, g.start) != (due.tensor, due.stop) or g.tensor == len(self.tensors):
+                    raise ValueError(f"slice {s.index} out of order")
                 t = self.tensors[g.tensor]
-                if g.start != covered[g.tensor] or not g.start < g.stop <= t.numel:
+                if not g.start < g.stop <= t.numel or (t.dtype, t.group) != (s.dtype, s.group):
                     raise ValueError(f"slice {s.index}, tensor {t.name!r}")
-                if (t.dtype, t.group) != (s.dtype, s.group):
-                    raise ValueError(f"slice {s.index} mixes dtypes or groups")
-                covered[g.tensor] = g.stop
-        if any(c != t.numel for c, t in zip(covered, self.tensors, strict=True)):
+                whole = g.stop == t.numel
+                if not whole and (self.whole_tensors or g is not s.segments[-1]):
+                    raise ValueError(f"slice {s.index} cuts tensor {t.name!r}")
+                due = Segment(g.tensor + 1, 0, 0) if whole else g
+            if not s.segments or (s.start, s.stop) != (
+                self.byte_of(s.segments[0])[0],
+                self.byte_of(s.segments[-1])[1],
+            ):
+                raise ValueError(f"slice {s.index} from {s.start} to {s.stop}")
+        if due.tensor != len(self.tensors):
             raise ValueError("slices do not cover the space")
+        if len(self.index) != len(self.tensors):
+            raise ValueError("two tensors of one name")
+        if any(a in self.index or b not in self.index for a, b in self.aliases):
+            raise ValueError("an alias of no tensor")
 
     def byte_of(self, segment: Segment) -> tuple[int, int]:
         """First byte and one past the last byte of a segment in the space."""
         t = self.tensors[segment.tensor]
-        size = _ITEM_BYTES[t.dtype]
+        size = ITEM_BYTES[t.dtype]
         return t.offset + segment.start * size, t.offset + segment.stop * size
 
 
@@ -249,6 +268,35 @@ def partition(layout: Layout, servers: int) -> tuple[tuple[Slice, ...], ...]:
         shards[emptiest].append(s)
         load[emptiest] += s.nbytes
     return tuple(tuple(sorted(shard, key=lambda s: s.index)) for shard in shards)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor's elements fill its memory, each place once, in whatever order."""
+    expected = 1
+    for step, n in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
+        if step != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _number(value: Any) -> int:
+    """A plain number that fits the largest space."""
+    if type(value) is not int or not 0 <= value <= _MAX_BYTES:
+        raise ValueError(f"{value!r:.40} is not a size")
+    return value
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or len(values) > _MAX_DIMENSIONS:
+        raise ValueError(f"{values!r:.40} is not a shape")
+    return tuple(map(_number, values))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is not a name")
+    return value
 
 
 def _aligned(n: int) -> int:
@@ -272,7 +320,7 @@ def _cut(tensors: Sequence[TensorInfo], limit: int, whole: bool) -> Iterable[Sli
             segments = []
 
     for i, t in enumerate(tensors):
-        item = _ITEM_BYTES[t.dtype]
+        item = ITEM_BYTES[t.dtype]
         fits = segments and t.offset + t.nbytes - start <= limit
         if segments:
             first = tensors[segments[0].tensor]

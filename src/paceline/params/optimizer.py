@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -14,9 +16,8 @@ from paceline.exceptions import FrameError, UsageError
 __all__ = ["OptimizerSpec", "settings_of"]
 
 _ELEMENT_WISE = frozenset(
-    "SGD Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Rprop ASGD".split()
+    ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
 )
-_WHOLE_TENSOR = frozenset(["Adafactor", "Muon"])
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times a step and mixes all parameters in one history; "
     "train with it alone, or choose an element-wise optimizer",
@@ -34,15 +35,17 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _plain(key: str, value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, tuple | list):
         return [_plain(key, v) for v in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
         return value
     raise UsageError(
-        f"optimizer setting {key!r} is {type(value).__name__} {value!r}; parameter servers take numbers, "
-        "strings, booleans, None and lists of them."
+        f"optimizer setting {key!r} is {type(value).__name__} {value!r:.80}; parameter servers take "
+        "finite numbers, strings, booleans, None and lists of them."
     )
 
 
@@ -85,38 +88,56 @@ class OptimizerSpec:
                 )
                 shown = target.replace("__main__", "your_module")
                 raise UsageError(
-                    f"optimizer {name} is not from torch.optim, so servers do not import it unasked. To let "
-                    f"them, {where}start the run with --optimizer {shown}."
+                    f"optimizer {name} is not from torch.optim, so servers do not import it unasked. "
+                    f"To let them, {where}start the run with --optimizer {shown}."
                 )
         return cls(
-            target=target, groups=tuple(_with_fused(kind, g) for g in settings_of(optimizer)), whole_tensors=whole
+            target=target,
+            groups=tuple(_with_fused(kind, g) for g in settings_of(optimizer)),
+            whole_tensors=whole,
         )
 
     def build(
         self, group: int, tensors: Sequence[Tensor], allowed: Collection[str] = ()
     ) -> torch.optim.Optimizer:
-        """A fresh optimizer over `tensors` with the settings of one parameter group."""
+        """A fresh optimizer over `tensors` with the settings of one parameter group.
+
+        Raises:
+            UsageError: the optimizer may not be used, or refuses the settings.
+        """
         kind = self._load(allowed)
+        if not 0 <= group < len(self.groups):
+            raise FrameError(f"parameter group {group} of an optimizer with {len(self.groups)}")
         accepted = inspect.signature(kind).parameters
         settings = {k: _tupled(v) for k, v in self.groups[group].items()}
-        optimizer = kind(list(tensors), **{k: v for k, v in settings.items() if k in accepted})
+        passed = {k: v for k, v in settings.items() if k in accepted}
+        try:
+            optimizer: torch.optim.Optimizer = kind(list(tensors), **passed)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"optimizer {self.target} refused the settings {passed} of parameter group {group}: {error}"
+            ) from error
         optimizer.param_groups[0].update(settings)
         return optimizer
 
     def _load(self, allowed: Collection[str]) -> Any:
+        """The class that `target` names, if it may be used."""
         module, _, name = self.target.partition(":")
-        if module == "torch.optim" and name in _ELEMENT_WISE | _WHOLE_TENSOR or (
-            module == "torch.optim" and name not in _REFUSED and _is_optimizer(getattr(torch.optim, name, None))
-        ):
-            return getattr(torch.optim, name)
-        if self.target not in allowed:
+        if module == "torch.optim" and name not in _REFUSED:
+            kind = getattr(torch.optim, name, None)
+        elif self.target in allowed:
+            try:
+                kind = reduce(getattr, name.split("."), importlib.import_module(module))
+            except (ImportError, AttributeError) as error:
+                raise UsageError(
+                    f"--optimizer {self.target} cannot be imported by the servers: {error}. "
+                    "It must be in a module that they find, too (PYTHONPATH)."
+                ) from error
+        else:
             raise UsageError(
                 f"a worker offered optimizer {self.target!r}, which this run does not allow (--optimizer)."
             )
-        kind: Any = importlib.import_module(module)
-        for part in name.split("."):
-            kind = getattr(kind, part)
-        if not _is_optimizer(kind):
+        if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
             raise UsageError(f"{self.target!r} is not a torch.optim.Optimizer class.")
         return kind
 
@@ -128,16 +149,17 @@ class OptimizerSpec:
     def from_json(cls, data: Any) -> "OptimizerSpec":
         """Read a spec from the wire or a checkpoint; anything odd is a FrameError."""
         try:
-            groups = tuple({str(k): v for k, v in g.items()} for g in data["groups"])
-            return cls(
-                target=str(data["target"]), groups=groups, whole_tensors=bool(data["whole_tensors"])
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            target, groups, whole = data["target"], data["groups"], data["whole_tensors"]
+        except (KeyError, TypeError) as error:
             raise FrameError(f"not an optimizer: {error!r}") from error
-
-
-def _is_optimizer(kind: Any) -> bool:
-    return inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+        if not (
+            isinstance(target, str)
+            and isinstance(groups, list)
+            and all(isinstance(g, dict) for g in groups)
+            and isinstance(whole, bool)
+        ):
+            raise FrameError(f"not an optimizer: {data!r:.80}")
+        return cls(target=target, groups=tuple(groups), whole_tensors=whole)
 
 
 def _with_fused(kind: type, group: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Job:
     memory on one host and TCP otherwise."""
 
     seed: int = 0
-    """Of the order of samples, and of every worker's random numbers."""
+    """Of the order of the samples in each epoch."""
 
     deadline_s: float = 300.0
     """How long anybody waits for anybody before the run fails with the name of who is missing.
@@ -99,9 +99,7 @@ class Job:
             _check_positive("clip_norm", self.clip_norm, "leave it out to clip nothing")
         object.__setattr__(self, "mode", str(parse_mode(self.mode)))
         if self.link not in LINKS:
-            raise UsageError(
-                f"link={self.link!r}: there is no such link. Valid: {', '.join(LINKS)}"
-            )
+            raise UsageError(f"link={self.link!r}: there is no such link. Valid: {', '.join(LINKS)}")
         for name in self.optimizers:
             if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
                 raise UsageError(

@@ -1,12 +1,15 @@
 """Parameter servers.
 
-* `server.py`  Server: sockets, and executing the run's one order of instructions on its shard.
-* `lead.py`    Lead: the mode machine and the lease book of server 0, which make that order. No sockets.
-* `shard.py`   Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
-* `peers.py`   WorkerPeer: a worker as a server sees it, over shared memory or TCP.
-* `saving.py`  Saver: one checkpoint in the making, from snapshot to commit; and reading one back.
+* `server.py`   Server: sockets, and executing the run's one order of instructions on its shard.
+* `leader.py`   LeadServer: server 0, which also makes that order and gathers checkpoints.
+* `lead.py`     Lead: the mode machine and the lease book, as the lead server uses them. No sockets.
+* `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.
+* `shard.py`    Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
+* `peers.py`    WorkerPeer: a worker as a server sees it, over shared memory or TCP.
+* `saving.py`   Saver: one checkpoint in the making, from cut to commit; and reading one back.
 """
 
-from paceline.ps.server import ServerConfig, serve
+from paceline.ps.leader import LeadServer, serve
+from paceline.ps.server import Server, ServerConfig
 
-__all__ = ["ServerConfig", "serve"]
+__all__ = ["LeadServer", "Server", "ServerConfig", "serve"]

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.exceptions import FrameError, LinkError
-from paceline.params import Layout
+from paceline.params import Layout, bytes_of
 from paceline.ps.shard import Gradients, Shard
 
-__all__ = ["ShmPeer", "TcpPeer", "WorkerPeer"]
+__all__ = ["MAX_STATE_BYTES", "ShmPeer", "TcpPeer", "WorkerPeer"]
+
+MAX_STATE_BYTES = 4 << 30
+"""What a worker may send at once beside gradients: buffers, random state, optimizer state."""
 
 
 class WorkerPeer:
@@ -82,8 +85,6 @@ class ShmPeer(WorkerPeer):
 
     def close(self) -> None:
         super().close()
-        del self.gradients
-        self.copy = None
         self._region.close()
 
 
@@ -112,8 +113,8 @@ class TcpPeer(WorkerPeer):
         self.copy = None
         if not in_place:
             self.copy = shard.flats(torch.empty(layout.nbytes, dtype=torch.uint8))
-        self._into = [_bytes_of(t) for t in self.gradients.flat]
-        self._out = [_bytes_of(t) for t in (live if self.copy is None else self.copy)]
+        self._into = [bytes_of(t) for t in self.gradients.flat]
+        self._out = [bytes_of(t) for t in (live if self.copy is None else self.copy)]
         self._nbytes = shard.nbytes
         self._post = post
         self._outbox: queue.SimpleQueue[dict[str, Any] | int | None] = queue.SimpleQueue()
@@ -140,12 +141,14 @@ class TcpPeer(WorkerPeer):
                 if frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
                     if frame.payload_bytes:
                         self.connection.read_into(self._into)
-                    elif frame.kind is not Kind.PULL and not frame.body.get("void"):
+                    elif self._nbytes and frame.kind is not Kind.PULL and not frame.body.get("void"):
                         raise FrameError(f"a {frame.kind.name} without payload")
                     self._post(self, frame, "")
                     if not self._send_slices():
                         break
                 else:
+                    if frame.payload_bytes:
+                        self.connection.read_blob(frame, MAX_STATE_BYTES)
                     self._post(self, frame, "")
         except (LinkError, TimeoutError) as error:
             reason = str(error)
@@ -159,7 +162,3 @@ class TcpPeer(WorkerPeer):
         views = (self._out[i] for i in iter(self._outbox.get, None) if isinstance(i, int))
         self.connection.send_streamed(Kind.ADMIT, body, self._nbytes, views, len(self._out))
         return True
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())

@@ -5,9 +5,10 @@ slice's segments (the parts of tensors in it), so a tensor that got no gradient 
 plain loop. Slices are summed, checked and updated one after the other, while each is in the cache.
 """
 
+import collections
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,16 +58,6 @@ class _SliceState:
     """Whose gradient views the segments' .grad are now."""
 
 
-@dataclass(slots=True)
-class Refusals:
-    """Slices of pushes that were refused since the last look, by worker."""
-
-    by_worker: dict[int, int] = field(default_factory=dict)
-
-    def add(self, worker: int) -> None:
-        self.by_worker[worker] = self.by_worker.get(worker, 0) + 1
-
-
 class Shard:
     """Parameters and optimizer state of some slices. Not thread safe: one thread updates.
 
@@ -87,7 +78,7 @@ class Shard:
         self.slices = tuple(slices)
         self.spec = spec
         self.base = base
-        self.refusals = Refusals()
+        self._refusals: collections.Counter[int] = collections.Counter()
         self._states: list[_SliceState] = []
         largest = 0
         for piece in self.slices:
@@ -97,10 +88,16 @@ class Shard:
             largest = max(largest, piece.nbytes)
         self._scratch = torch.empty(largest, dtype=torch.uint8)
         self._means: list[Tensor] = []
+        self._reduced: list[Sequence[Contribution]] = []
 
     @property
     def nbytes(self) -> int:
         return sum(s.nbytes for s in self.slices)
+
+    def take_refusals(self) -> dict[int, int]:
+        """Slices refused for NaN or Inf since the last call, by worker."""
+        found, self._refusals = self._refusals, collections.Counter()
+        return found
 
     def flats(self, base: Tensor) -> list[Tensor]:
         """This shard's slices as flat tensors over another copy of the space."""
@@ -138,7 +135,7 @@ class Shard:
         if len(contributions) == 1:
             only = contributions[0]
             if not _finite(only.gradients.flat[i]):
-                self.refusals.add(only.worker)
+                self._refusals[only.worker] += 1
                 return
             if state.holds is not only.gradients or only.missing:
                 self._hand_over(state, only.gradients.segments[i], only.missing)
@@ -157,9 +154,7 @@ class Shard:
             state.settings = settings
         state.optimizer.step()
 
-    def _mean(
-        self, i: int, out: Tensor, contributions: Sequence[Contribution]
-    ) -> Sequence[Contribution]:
+    def _mean(self, i: int, out: Tensor, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
         """The weighted mean of slice `i` into `out`, in the order given; returns who is in it."""
         _sum_into(out, i, contributions)
         if _finite(out):
@@ -169,18 +164,16 @@ class Shard:
             if _finite(c.gradients.flat[i]):
                 good.append(c)
             else:
-                self.refusals.add(c.worker)
+                self._refusals[c.worker] += 1
         if good:
             _sum_into(out, i, good)
             if not _finite(out):  # finite parts, but their sum is not
                 for c in good:
-                    self.refusals.add(c.worker)
+                    self._refusals[c.worker] += 1
                 return []
         return good
 
-    def _hand_over(
-        self, state: _SliceState, gradients: Sequence[Tensor], missing: Collection[int]
-    ) -> None:
+    def _hand_over(self, state: _SliceState, gradients: Sequence[Tensor], missing: Collection[int]) -> None:
         for g, tensor, gradient in zip(state.piece.segments, state.segments, gradients, strict=True):
             tensor.grad = None if g.tensor in missing else gradient
 
@@ -204,11 +197,13 @@ class Shard:
         if not self._means:
             self._means = [torch.empty_like(s.flat) for s in self._states]
         norms = []
-        self._reduced: list[Sequence[Contribution]] = []
+        self._reduced = []
         for i, state in enumerate(self._states):
             good = self._mean(i, self._means[i], contributions)
             self._reduced.append(good)
-            square = float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64)) ** 2 if good else 0.0
+            square = (
+                float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64)) ** 2 if good else 0.0
+            )
             norms.append((state.piece.index, square))
         return norms
 

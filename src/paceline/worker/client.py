@@ -18,7 +18,7 @@ from paceline import exceptions
 from paceline.comm import Access, Address, Connection, Frame, Kind, Region, connect
 from paceline.comm.frames import field
 from paceline.exceptions import DeadlineError, LinkError, PacelineError
-from paceline.params import Layout, OptimizerSpec, flat_view, partition
+from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view, partition
 
 __all__ = ["Adopted", "Client", "Grant"]
 
@@ -80,7 +80,7 @@ class Client:
         self._out: list[list[memoryview]] = []
         self._in: list[list[memoryview]] = []
 
-    # --- joining ------------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     def offer(
         self,
@@ -107,17 +107,16 @@ class Client:
         if frame.kind is Kind.ADOPT:
             base, extras = weights()
             blob = _blob(extras)
-            payload = [_bytes_of(base), memoryview(blob)]
+            payload = [bytes_of(base), memoryview(blob)]
             self._lead.send(Kind.OFFER, {"extras_bytes": len(blob)}, payload)
             frame = self._receive(self._lead, Kind.ADOPTED)
-        blob = bytearray(frame.payload_bytes)
-        self._lead.read_into([memoryview(blob)])
+        blob = self._lead.read_blob(frame, frame.payload_bytes)
         if frame.descriptors:
             self._shared = Region.attach(frame.descriptors[0], layout.nbytes, Access.PRIVATE)
         return Adopted(
             epoch=field(frame.body, "epoch", int),
             resumed=field(frame.body, "resumed", bool),
-            tensors=parse_tensors(bytes(blob)) if blob else {},
+            tensors=parse_tensors(blob) if blob else {},
         )
 
     def attach(self, *, in_place: bool) -> tuple[Tensor, Tensor]:
@@ -135,8 +134,8 @@ class Client:
             assert self._shared is not None
             parameters = torch.frombuffer(self._shared.buffer, dtype=torch.uint8)
         shards = partition(layout, len(self._links))
-        self._out = [[_bytes_of(flat_view(gradients, s)) for s in shard] for shard in shards]
-        self._in = [[_bytes_of(flat_view(parameters, s)) for s in shard] for shard in shards]
+        self._out = [[bytes_of(flat_view(gradients, s)) for s in shard] for shard in shards]
+        self._in = [[bytes_of(flat_view(parameters, s)) for s in shard] for shard in shards]
         body = {
             "fingerprint": layout.fingerprint,
             "incarnation": self.incarnation,
@@ -144,16 +143,14 @@ class Client:
         }
         # The lead comes last: it opens the gate when everybody is everywhere.
         for connection in reversed(self._links):
-            connection.send(
-                Kind.ATTACH, body, descriptors=[self._region.fd] if connection.local else ()
-            )
+            connection.send(Kind.ATTACH, body, descriptors=[self._region.fd] if connection.local else ())
             if connection is not self._lead:
                 self._take_parameters(connection, Kind.ATTACHED)
         self.version = field(self._take_parameters(self._lead, Kind.ATTACHED), "version", int)
         self.in_place = in_place
         return gradients, parameters
 
-    # --- training -----------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
     def exchange(self, kind: Kind = Kind.PUSH, **body: Any) -> bool:
         """Push what lies in the gradient memory, wait until admitted, have fresh parameters.
@@ -177,7 +174,7 @@ class Client:
 
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int] = ()) -> Grant:
         """Leases of an epoch; with `wait` blocks until there are some or the epoch is over."""
-        body = {"epoch": epoch, "limit": limit, "wait": wait}
+        body: dict[str, Any] = {"epoch": epoch, "limit": limit, "wait": wait}
         if give_back:
             body["give_back"] = list(give_back)
         self._lead.send(Kind.TAKE, body)
@@ -200,7 +197,7 @@ class Client:
         if self.in_place and self._shared is not None:
             self._shared.forget_private_writes()
 
-    # --- state --------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def optimizer_state(self) -> list[dict[str, Tensor]]:
         """Parameters and optimizer state of all servers, by StateBook's keys."""
@@ -208,9 +205,8 @@ class Client:
         for connection in self._links:
             connection.send(Kind.STATE)
             frame = self._receive(connection, Kind.STATE)
-            blob = bytearray(frame.payload_bytes)
-            connection.read_into([memoryview(blob)])
-            parts.append(parse_tensors(bytes(blob)) if blob else {})
+            blob = connection.read_blob(frame, frame.payload_bytes)
+            parts.append(parse_tensors(blob) if blob else {})
         return parts
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
@@ -236,7 +232,7 @@ class Client:
         for connection in self._links:
             connection.close()
 
-    # --- frames -------------------------------------------------------------------------------------
+    # --- frames -----------------------------------------------------------------------------------
 
     def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
         frame = self._receive(connection, kind)
@@ -267,7 +263,3 @@ def _error_of(body: dict[str, Any]) -> PacelineError:
 
 def _blob(tensors: dict[str, Tensor]) -> bytes:
     return save({k: v.contiguous() for k, v in tensors.items()}) if tensors else b""
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())

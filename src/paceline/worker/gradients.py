@@ -6,7 +6,7 @@ itself. Presetting `.grad` to the slot instead would cost a pass to zero it and 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class GradientMemory:
                 view.copy_(p.grad)
                 p.grad = view
 
-    def _hook(self, i: int):  # type: ignore[no-untyped-def]
+    def _hook(self, i: int) -> Callable[[Tensor], None]:
         view = self._views[i]
         sums, zeroed = self._sums, self._zeroed
 

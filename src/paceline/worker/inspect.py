@@ -42,8 +42,7 @@ class InspectingSession(Session):
             "batch_size": data.get("batch_size"),
             "optimizer": spec.target.replace(":", "."),
             "shards": [
-                [len(shard), sum(s.nbytes for s in shard)]
-                for shard in partition(layout, self._servers)
+                [len(shard), sum(s.nbytes for s in shard)] for shard in partition(layout, self._servers)
             ],
         }
         with os.fdopen(self._fd, "w") as out:

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from paceline.exceptions import UsageError
 from paceline.worker.client import Grant
@@ -81,9 +87,7 @@ class _Wrapped:
 class LeasedLoader(_Wrapped):
     """Iterates over this worker's leases of one epoch after the other."""
 
-    def __init__(
-        self, loader: DataLoader[Any], source: LeaseSource, *, seed: int, world_size: int
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], source: LeaseSource, *, seed: int, world_size: int) -> None:
         super().__init__(loader)
         self._source = source
         self._seed = seed
@@ -108,7 +112,7 @@ class LeasedLoader(_Wrapped):
         entered = False
         try:
             while True:
-                inner = iter(self._inner) if self._granted else iter(())
+                inner: Iterator[Any] = iter(self._inner) if self._granted else iter(())
                 if not entered:
                     self._source.entered(epoch)
                     entered = True
@@ -186,9 +190,7 @@ class StreamLoader(_Wrapped):
     Streams have no positions to lease: after a death nobody takes over a part of a stream.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], source: LeaseSource, *, rank: int, world_size: int
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], source: LeaseSource, *, rank: int, world_size: int) -> None:
         super().__init__(loader)
         self._source = source
         self._rank = rank

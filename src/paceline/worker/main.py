@@ -102,9 +102,7 @@ def run_worker(
     return 0
 
 
-def _exited(
-    error: SystemExit, session: RunSession, config: WorkerConfig, controller: Connection
-) -> int:
+def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, controller: Connection) -> int:
     """sys.exit() in the script: in order only with code 0 and after prepare()."""
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
     name = config.script or "the program"

@@ -26,7 +26,7 @@ class ExchangingOptimizer(torch.optim.Optimizer):
 
     _paceline: _Exchange
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradients and take fresh parameters; like the optimizer's own step otherwise."""
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (closure,), {})

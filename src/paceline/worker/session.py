@@ -83,8 +83,8 @@ class Prepared:
         for o in objects:
             if not any(o is s for s in sorted_out):
                 raise UsageError(
-                    f"prepare() got a {type(o).__name__}; it takes a torch model, its optimizer, the training "
-                    "DataLoader, and learning-rate schedulers."
+                    f"prepare() got a {type(o).__name__}; it takes a torch model, its optimizer, the "
+                    "training DataLoader, and learning-rate schedulers."
                 )
         if len(self.models) != 1 or len(self.optimizers) != 1 or len(self.loaders) > 1:
             raise UsageError(
@@ -190,7 +190,7 @@ class RunSession(Session):
         self._metrics: dict[str, float] = {}
         self._logged = 0.0
 
-    # --- prepare ------------------------------------------------------------------------------------
+    # --- prepare ----------------------------------------------------------------------------------
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """Offer the model, join the run, and make the objects work with it."""
@@ -254,7 +254,7 @@ class RunSession(Session):
         self._gradients = GradientMemory(parameters, tensor_views(self._near_slot, layout))
         self._versions = [p._version for p in parameters]
 
-    # --- the optimizer's side -----------------------------------------------------------------------
+    # --- the optimizer's side ---------------------------------------------------------------------
 
     def step(self) -> None:
         """One exchange: what optimizer.step() does."""
@@ -285,9 +285,7 @@ class RunSession(Session):
 
     def _fused(self, settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Settings as the servers use them: what OptimizerSpec chose for `fused` stays."""
-        return [
-            {k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings
-        ]
+        return [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings]
 
     def _to_host(self) -> None:
         if self._near_slot is not self._slot:
@@ -304,8 +302,8 @@ class RunSession(Session):
             return
         i = next(i for i, (a, b) in enumerate(zip(versions, self._versions, strict=True)) if a != b)
         raise UsageError(
-            f"parameter {self._layout.tensors[i].name!r} was changed in place after prepare(). The servers own "
-            "the parameters, so the change would be lost: call paceline.assign() right after it (on every "
+            f"parameter {self._layout.tensors[i].name!r} was changed in place after prepare(). The "
+            "servers own the parameters, so the change would be lost: call paceline.assign() right after it (on every "
             "worker), or change it before prepare()."
         )
 
@@ -370,7 +368,7 @@ class RunSession(Session):
         names = {id(p): n for n, p in self._model.named_parameters()}
         return [names[id(p)] for g in self._optimizer.param_groups for p in g["params"]]
 
-    # --- the loader's side --------------------------------------------------------------------------
+    # --- the loader's side ------------------------------------------------------------------------
 
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
         """Leases from the lead server."""
@@ -407,7 +405,7 @@ class RunSession(Session):
 
         scheduler.step = unless_skipping
 
-    # --- the run's side -----------------------------------------------------------------------------
+    # --- the run's side ---------------------------------------------------------------------------
 
     def _save(self) -> None:
         self._client.save(capture(self._model, self._trained, self._schedulers))

@@ -43,9 +43,8 @@ def capture(model: nn.Module, trained: set[str], schedulers: Sequence[Any]) -> d
     found["rng:torch"] = torch.get_rng_state()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["rng:cuda"] = torch.cuda.get_rng_state()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    assert name == "MT19937"
-    found["rng:numpy"] = _json_tensor([keys.tolist(), position, has_gauss, cached])
+    numpy_state: Any = np.random.get_state()
+    found["rng:numpy"] = _json_tensor([numpy_state[1].tolist(), *numpy_state[2:]])
     version, internal, gauss = random.getstate()
     found["rng:python"] = _json_tensor([version, list(internal), gauss])
     for k, scheduler in enumerate(schedulers):

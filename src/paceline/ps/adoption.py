@@ -1,0 +1,162 @@
+"""How a run gets its model: worker 0's offer, or a checkpoint, becomes what all servers hold.
+
+Every worker offers its layout; worker 0 is asked for its weights (unless the run resumes), the others
+must match or are refused with the first difference. Nobody is answered before all servers have it.
+"""
+
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from paceline.comm import Connection, Frame, Kind, Region
+from paceline.comm.frames import field
+from paceline.comm.hub import refuse
+from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError
+from paceline.params import Layout, OptimizerSpec
+from paceline.ps.peers import MAX_STATE_BYTES
+from paceline.ps.saving import read_blob, worker_state
+from paceline.storage.checkpoint import Checkpoint
+
+__all__ = ["Adoption", "Offer"]
+
+
+class Offer:
+    """What a worker offers, checked."""
+
+    def __init__(self, connection: Connection, body: dict[str, Any]) -> None:
+        self.connection = connection
+        self.layout = Layout.from_json(body.get("layout"))
+        self.spec = OptimizerSpec.from_json(body.get("optimizer"))
+        self.data = None if body.get("data") is None else field(body, "data", dict)
+        self.state_keys = [str(k) for k in field(body, "state_keys", list)]
+
+    def difference(self, other: "Offer") -> str | None:
+        """The first thing in which `other` differs, in words."""
+        found = self.layout.first_difference(other.layout)
+        if found is None and other.spec.target != self.spec.target:
+            found = f"the optimizer is {other.spec.target}, expected {self.spec.target}"
+        if found is None and other.data != self.data:
+            found = f"the loader gives {other.data}, expected {self.data}"
+        return found
+
+
+class Adoption:
+    """Collects offers until there is a model, then answers them. Server 0's main thread only.
+
+    Args:
+        checkpoint: what a resumed run goes on from.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.checkpoint = checkpoint
+        self.model: Offer | None = None
+        """The offer that the run adopted."""
+        self.extras: dict[str, Tensor] = {}
+        """Frozen parameters and initial buffers."""
+        self._waiting: dict[int, Offer] = {}
+        self._asked: Connection | None = None
+
+    def offered(self, rank: int, connection: Connection, frame: Frame) -> None:
+        """A worker offers its layout. Raises LayoutMismatch if it is not the run's."""
+        offer = Offer(connection, frame.body)
+        self._check(rank, offer)
+        self._waiting[rank] = offer
+
+    def gone(self, connection: Connection) -> None:
+        """A connection ended: forget its offer."""
+        self._waiting = {r: o for r, o in self._waiting.items() if o.connection is not connection}
+        if self._asked is connection:
+            self._asked = None
+
+    def ask_for_weights(self) -> bool:
+        """Ask worker 0 for its weights if it is time to. True when no weights are needed (resume)."""
+        first = self._waiting.get(0)
+        if first is None or self.model is not None or self._asked is not None:
+            return False
+        if self.checkpoint is not None:
+            self._check_checkpoint(first)
+            self.model = first
+            self.extras = self._saved("extras.safetensors")
+            return True
+        self._asked = first.connection
+        first.connection.send(Kind.ADOPT)
+        return False
+
+    def take_weights(self, connection: Connection, frame: Frame) -> Region:
+        """Worker 0's weights, straight into the memory that they will live in."""
+        first = self._waiting.get(0)
+        if first is None or self._asked is not connection or self.model is not None:
+            raise FrameError("weights that nobody asked for")
+        extras_bytes = field(frame.body, "extras_bytes", int)
+        if not 0 <= extras_bytes <= MAX_STATE_BYTES:
+            raise FrameError(f"{extras_bytes:,} bytes of buffers are over the limit")
+        region = Region.create(first.layout.nbytes)
+        blob = bytearray(extras_bytes)
+        connection.read_into([memoryview(region.buffer), memoryview(blob)])
+        self.extras = read_blob(bytes(blob), f"what {connection.peer} sent as buffers")
+        self.model = first
+        return region
+
+    def answer(self, region: Region, *, epoch: int, in_place: bool) -> None:
+        """Tell all who wait what to start from.
+
+        Args:
+            region: the parameters' memory; workers on this host get it when they read `in_place`.
+        """
+        assert self.model is not None
+        waiting, self._waiting = self._waiting, {}
+        for rank, offer in sorted(waiting.items()):
+            try:
+                self._check(rank, offer)
+                body = {"epoch": epoch, "resumed": self.checkpoint is not None}
+                blob = save(self._start_of(rank))
+                share = offer.connection.local and in_place
+                fds = [region.fd] if share else ()
+                offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)], fds)
+            except LayoutMismatch as error:
+                refuse(offer.connection, error)
+            except LinkError:
+                pass  # it died: its link says so by itself
+
+    def _check(self, rank: int, offer: Offer) -> None:
+        difference = self.model.difference(offer) if self.model is not None else None
+        if difference is not None:
+            raise LayoutMismatch(
+                f"worker:{rank} prepared another model than worker:0: {difference}. Every worker must build "
+                "the same model, optimizer and loader; check what in the script depends on the rank."
+            )
+
+    def _start_of(self, rank: int) -> dict[str, Tensor]:
+        """Buffers and, of a resumed run, the random state of this worker."""
+        start = dict(self.extras)
+        if self.checkpoint is not None:
+            mine = worker_state(self.checkpoint, rank)
+            shared = mine or worker_state(self.checkpoint, 0)
+            start.update({k[7:]: v for k, v in shared.items() if k.startswith("buffer:")})
+            start.update({k: v for k, v in mine.items() if k.startswith("rng:")})
+            start.update({k: v for k, v in shared.items() if k.startswith("user:")})
+        return {k: v.contiguous() for k, v in start.items()}
+
+    def _saved(self, name: str) -> dict[str, Tensor]:
+        assert self.checkpoint is not None
+        return self.checkpoint.tensors(name) if name in self.checkpoint.files else {}
+
+    def _check_checkpoint(self, offer: Offer) -> None:
+        """The checkpoint must be of this model; how it was cut does not matter."""
+        assert self.checkpoint is not None
+        name = self.checkpoint.path.name
+        mine = {t.name: t for t in offer.layout.tensors}
+        for t in Layout.from_json(self.checkpoint.meta["layout"]).tensors:
+            twin = mine.pop(t.name, None)
+            if twin is None or (twin.shape, twin.dtype) != (t.shape, t.dtype):
+                got = "missing" if twin is None else f"{list(twin.shape)} {twin.dtype}"
+                raise CheckpointError(
+                    f"{name} is of another model: parameter {t.name!r} is {list(t.shape)} {t.dtype} there "
+                    f"and {got} in the script."
+                )
+        if mine:
+            raise CheckpointError(f"{name} is of another model: it has no parameter {min(mine)!r}.")
+        target = self.checkpoint.meta["optimizer"]["target"]
+        if target != offer.spec.target:
+            raise CheckpointError(f"{name} was trained with {target}, the script has {offer.spec.target}.")

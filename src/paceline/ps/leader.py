@@ -1,0 +1,515 @@
+"""Server 0: a server that also makes the run's order.
+
+It runs the Lead (mode, leases), forwards what that decides to the other servers, sees that nobody waits
+longer than the deadline, and gathers checkpoints.
+"""
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from paceline.comm import Connection, Frame, Kind, Region
+from paceline.comm.frames import field
+from paceline.data.leases import Lease, LeaseBook
+from paceline.exceptions import CheckpointError, DeadlineError, FrameError, LinkError, PlanError
+from paceline.params import bytes_of, partition
+from paceline.ps.adoption import Adoption
+from paceline.ps.lead import EarlyExit, Lead, Push, Steps
+from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer
+from paceline.ps.saving import Saver, read_blob, state_book
+from paceline.ps.server import TICK_S, Server, ServerConfig, rank_of
+from paceline.storage.checkpoint import Checkpoint, FileInfo, load
+
+__all__ = ["LeadServer", "serve"]
+
+log = logging.getLogger("paceline.server")
+
+_LEASES_AT_ONCE = 8
+
+
+class LeadServer(Server):
+    """See the module."""
+
+    def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
+        super().__init__(config, secret, controller)
+        self._lead = Lead(self.mode, clip_norm=config.clip_norm)
+        self._followers: dict[int, Connection] = {}
+        resumed: Checkpoint | None = load(Path(config.resume)) if config.resume else None
+        self._adoption = Adoption(resumed)
+        self._adopting: set[int] | None = None
+        self._gate: set[int] | None = set()
+        self._gate_since: float | None = None
+        self._held_since: dict[int, float] = {}
+        self._norms: dict[int, float] = {}
+        self._norms_due = 0
+        self._after_norms: Steps = []
+        self._saver: Saver | None = None
+        self._save_flags: set[int] = set()
+        self._save_again = False
+        self._last_saved = -1
+        self._states: dict[str, dict[str, Tensor]] = {}
+        self._last_stats = 0.0
+        self._pushes = _open_pushes(Path(config.run_dir) / "pushes.csv")
+        self._worker_handlers |= {
+            Kind.OFFER: self._on_offer,
+            Kind.TAKE: self._on_take,
+            Kind.SAVED: self._on_saved,
+        }
+
+    def _close(self) -> None:
+        if self._saver is not None:
+            self._saver.join()
+        for link in self._followers.values():
+            link.close()
+        super()._close()
+        self._write_pushes()
+        self._pushes.close()
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+        """Workers and the other servers connect to the lead."""
+        role, _, rank = connection.peer.partition(":")
+        if role == "server":
+            self._followers[int(rank)] = connection
+            self._try_adopt()
+        else:
+            super().on_hello(connection, body)
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """As any server, and what followers report."""
+        if connection in self._followers.values():
+            self._on_follower(connection, frame)
+            return
+        try:
+            super().on_frame(connection, frame)
+        except EarlyExit as error:
+            self._fail(error)
+        except (PlanError, CheckpointError) as error:
+            self._fail(error)
+            raise
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """As any server; without a follower the run cannot go on."""
+        if connection in self._followers.values():
+            if self._running:
+                self._fail(LinkError(f"server:0 lost {connection.peer}: {reason}"))
+            return
+        self._adoption.gone(connection)
+        super().on_end(connection, reason)
+
+    def _on_controller(self, frame: Frame) -> None:
+        if frame.kind is Kind.CHECKPOINT:
+            self._save_now()
+        elif frame.kind is Kind.STOP:
+            self._running = False
+
+    def _on_follower(self, connection: Connection, frame: Frame) -> None:
+        if frame.kind is Kind.ADOPTED and self._adopting is not None:
+            self._adopting.discard(int(connection.peer.partition(":")[2]))
+            self._try_answer()
+        elif frame.kind is Kind.DONE and "norms" in frame.body:
+            self._add_norms(frame.body["norms"])
+        elif frame.kind is Kind.DONE:
+            self._part_written(frame.body)
+
+    # --- the model --------------------------------------------------------------------------------
+
+    def _on_offer(self, connection: Connection, frame: Frame) -> None:
+        if frame.payload_bytes:
+            self._begin_adoption(self._adoption.take_weights(connection, frame))
+        else:
+            self._adoption.offered(rank_of(connection), connection, frame)
+            self._try_answer()
+            self._try_adopt()
+
+    def _try_adopt(self) -> None:
+        if len(self._followers) == self.config.servers - 1 and self._adoption.ask_for_weights():
+            assert self._adoption.model is not None
+            self._begin_adoption(Region.create(self._adoption.model.layout.nbytes))
+
+    def _begin_adoption(self, region: Region) -> None:
+        """Take the model and hand it to the other servers."""
+        model, saved = self._adoption.model, self._adoption.checkpoint
+        assert model is not None
+        self._lead.book = self._make_book(model.data)
+        self._adopt(model.layout, model.spec, region)
+        if saved is not None:
+            self._lead.restore(saved.meta["lead"])
+            self._last_saved = self._lead.version
+            self._shard.restore(state_book(saved))
+        self._adopting = set(self._followers)
+        message = {
+            "layout": model.layout.to_json(),
+            "optimizer": model.spec.to_json(),
+            "checkpoint": None if saved is None else str(saved.path),
+        }
+        assert self._base is not None
+        shards = partition(model.layout, self.config.servers)
+        for rank, link in self._followers.items():
+            if link.local:
+                link.send(Kind.ADOPT, message, descriptors=[region.fd])
+            else:
+                pieces = [bytes_of(self._base[s.start : s.stop]) for s in shards[rank]]
+                link.send(Kind.ADOPT, message, pieces)
+        self._try_answer()
+
+    def _make_book(self, data: dict[str, Any] | None) -> LeaseBook | None:
+        if data is None or "samples" not in data:
+            return None
+        samples = field(data, "samples", int)
+        if samples < self.config.workers:
+            raise PlanError(
+                f"{self.config.workers} workers but only {samples} samples: every worker needs at least one. "
+                "Use fewer --workers or more data."
+            )
+        return LeaseBook(
+            samples=samples,
+            batch_size=field(data, "batch_size", int),
+            drop_last=field(data, "drop_last", bool),
+            by_round=self.mode.by_round,
+        )
+
+    def _try_answer(self) -> None:
+        """Once all servers have the model nobody else may write to it, and workers may come."""
+        if self._adopting is None or self._adopting:
+            return
+        assert self._region is not None
+        self._region.seal_writes()
+        self._adoption.answer(self._region, epoch=self._lead.epoch, in_place=self.mode.in_place)
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _on_attach(self, connection: Connection, frame: Frame) -> None:
+        peer = self._attach(connection, frame)
+        if self._gate is None:
+            self._let_in([peer])
+            return
+        # The first step waits until all planned workers are here, so that a run is repeatable.
+        self._gate.add(peer.worker)
+        self._gate_since = self._gate_since or time.monotonic()
+        if len(self._gate) == self.config.workers:
+            self._gate = None
+            self._let_in([self._peers[rank] for rank in sorted(self._peers)])
+
+    def _let_in(self, peers: list[WorkerPeer]) -> None:
+        for peer in peers:
+            self._act(self._lead.join(peer.worker, peer.incarnation))
+        for peer in peers:
+            self._welcome(peer, version=self._lead.version)
+
+    def _on_push(self, connection: Connection, frame: Frame) -> None:
+        peer, body = self._peer(connection), frame.body
+        push = Push(
+            id=self._receive_push(peer, body),
+            read_version=field(body, "read_version", int),
+            samples=field(body, "samples", int, 0),
+            leases=tuple(field(body, "leases", list, [])),
+            void=field(body, "void", bool, False),
+        )
+        if push.void:
+            log.warning("%s pushed NaN or Inf at step %s: refused", peer.name, push.id.sequence + 1)
+        self._held_since[peer.worker] = time.monotonic()
+        self._act(self._lead.push(push))
+
+    def _on_assign(self, connection: Connection, frame: Frame) -> None:
+        peer = self._peer(connection)
+        push = self._receive_push(peer, frame.body)
+        assign = ["assign", push.worker, push.incarnation, push.sequence]
+        self._act([assign, ["admit", peer.worker, self._lead.version]])
+
+    def _on_pull(self, connection: Connection, frame: Frame) -> None:
+        self._act([["admit", self._peer(connection).worker, self._lead.version]])
+
+    def _on_take(self, connection: Connection, frame: Frame) -> None:
+        peer, body = self._peer(connection), frame.body
+        if self._adoption.model is None or self._adoption.model.data is None:
+            raise FrameError("leases of a run without a prepared loader")
+        self._lead.give_back(peer.worker, field(body, "give_back", list, []))
+        epoch = field(body, "epoch", int)
+        leases, steps = self._lead.take(
+            peer.worker,
+            epoch,
+            min(_LEASES_AT_ONCE, max(0, field(body, "limit", int))),
+            wait=field(body, "wait", bool),
+        )
+        if leases is None:
+            self._held_since[peer.worker] = time.monotonic()
+        else:
+            self._grant(peer, leases, over=self._lead.over(epoch))
+        self._act(steps)
+
+    def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
+        self._held_since.pop(peer.worker, None)
+        body: dict[str, Any] = {
+            "leases": [[lease.id, list(lease.ranges)] for lease in leases],
+            "over": over,
+            "version": self._lead.version,
+        }
+        self._flag(peer.worker, body)
+        with contextlib.suppress(LinkError):
+            peer.connection.send(Kind.GRANT, body)
+
+    def _on_saved(self, connection: Connection, frame: Frame) -> None:
+        rank = rank_of(connection)
+        blob = connection.read_blob(frame, MAX_STATE_BYTES)
+        self._states[f"worker-{rank}.safetensors"] = read_blob(blob, f"what worker:{rank} saved")
+        if self._saver is not None:
+            self._saver.worker_saved(rank)
+
+    def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
+        self._held_since.pop(peer.worker, None)
+        self._save_flags.discard(peer.worker)
+        super()._worker_left(peer, finished=finished)
+        if self._gate is not None:
+            self._gate.discard(peer.worker)
+        else:
+            self._act(self._lead.leave(peer.worker, peer.incarnation, finished=finished))
+        if self._saver is not None:
+            self._saver.worker_saved(peer.worker)
+
+    # --- the order --------------------------------------------------------------------------------
+
+    def _act(self, steps: Steps) -> None:
+        """Make steps part of the order, then answer whoever waits for leases."""
+        self._order(steps)
+        while True:
+            answers, more = self._lead.granted(_LEASES_AT_ONCE)
+            if not answers and not more:
+                return
+            self._order(more)
+            for worker, leases, over in answers:
+                if worker in self._peers:
+                    self._grant(self._peers[worker], leases, over=over)
+
+    def _order(self, steps: Steps) -> None:
+        """Forward steps to the followers, then execute them."""
+        if not steps:
+            return
+        applies = [i for i, step in enumerate(steps) if step[0] == "apply"]
+        if applies and self._save_is_due():
+            at = applies[-1] + 1
+            steps = [*steps[:at], *self._begin_save(), *steps[at:]]
+        self._forward(steps)
+        self._orders.extend(steps)
+        self._advance()
+
+    def _forward(self, steps: Steps) -> None:
+        for link in self._followers.values():
+            with contextlib.suppress(LinkError):  # on_end says so
+                link.send(Kind.ORDER, {"steps": steps})
+
+    def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
+        self._held_since.pop(worker, None)
+        body = super()._admit_body(worker, version)
+        self._flag(worker, body)
+        return body
+
+    def _refused(self, worker: int) -> None:
+        self._lead.totals.refused += 1
+
+    def _reduced(self, norms: list[tuple[int, float]]) -> None:
+        # What follows in the order waits for the commit, here as on the followers.
+        self._after_norms = list(self._orders)
+        self._orders.clear()
+        self._norms_due = self.config.servers
+        self._add_norms(norms)
+
+    def _add_norms(self, norms: list[Any]) -> None:
+        self._norms.update({int(i): float(x) for i, x in norms})
+        self._norms_due -= 1
+        if self._norms_due:
+            return
+        assert self.config.clip_norm is not None
+        norm = sum(self._norms[i] for i in sorted(self._norms)) ** 0.5
+        self._norms.clear()
+        # torch.nn.utils.clip_grad_norm_'s formula
+        steps: Steps = [["commit", min(1.0, self.config.clip_norm / (norm + 1e-6))]]
+        if self._save_is_due():
+            steps += self._begin_save()
+        self._forward(steps)
+        self._orders.extend([*steps, *self._after_norms])
+        self._after_norms = []
+        self._advance()
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def _save_is_due(self) -> bool:
+        every = self.config.checkpoint_every
+        return every > 0 and self._lead.version % every == 0
+
+    def _save_now(self) -> None:
+        """The controller wants a checkpoint of this moment."""
+        if self.shard is None:
+            self._report({"checkpoint": None, "reason": "there is no model yet"})
+        elif self._saver is not None:
+            self._save_again = self._saver.version < self._lead.version
+            self._saver.stop_waiting()
+        elif self._last_saved == self._lead.version:
+            self._report({"checkpoint": "kept", "version": self._last_saved})
+        else:
+            self._order(self._begin_save())
+
+    def _begin_save(self) -> Steps:
+        """The step that cuts a checkpoint here; none if the one before is still being written."""
+        if self._saver is not None:
+            log.warning("checkpoint %s skipped: the one before is not finished", self._lead.version)
+            return []
+        workers = set(self._lead.machine.members) & set(self._peers)
+        try:
+            self._saver = Saver(
+                Path(self.config.run_dir) / "checkpoints",
+                self._lead.version,
+                parts=self.config.servers,
+                workers=workers,
+                keep=self.config.keep_checkpoints,
+                post=lambda result: self._hub.post(lambda: self._saved(result)),
+            )
+        except CheckpointError as error:
+            self._saved(error)
+            return []
+        self._save_flags = set(workers)
+        self._saver.attach_states(self._small_parts)
+        model = self._adoption.model
+        assert model is not None
+        self._saver.describe(
+            {
+                "layout": model.layout.to_json(),
+                "optimizer": model.spec.to_json(),
+                "state_keys": model.state_keys,
+                "data": model.data,
+                "lead": self._lead.snapshot(),
+                "servers": self.config.servers,
+                "workers": self.config.workers,
+            }
+        )
+        return [["checkpoint", self._lead.version, str(self._saver.directory)]]
+
+    def _small_parts(self) -> dict[str, dict[str, Tensor]]:
+        extras = self._adoption.extras
+        return {**self._states, **({"extras.safetensors": extras} if extras else {})}
+
+    def _flag(self, worker: int, body: dict[str, Any]) -> None:
+        """Ask a worker for its part of the checkpoint in the making, with a reply it gets anyway."""
+        if worker in self._save_flags and self._saver is not None:
+            self._save_flags.discard(worker)
+            body["save"] = self._saver.version
+
+    def _part_written(self, body: dict[str, Any]) -> None:
+        if self._saver is None:
+            return
+        if "failed" in body:
+            self._saver.part_written(CheckpointError(body["failed"]))
+        else:
+            self._saver.part_written(FileInfo(name=body["name"], sha256=body["sha256"], bytes=body["bytes"]))
+
+    def _saved(self, result: Path | CheckpointError) -> None:
+        """A checkpoint is complete, or failed."""
+        body: dict[str, Any]
+        if isinstance(result, CheckpointError):
+            log.error("checkpoint failed: %s", result)
+            body = {"checkpoint": None, "reason": str(result)}
+        else:
+            assert self._saver is not None
+            self._last_saved = self._saver.version
+            log.info("checkpoint %s", result.name)
+            body = {"checkpoint": str(result), "version": self._saver.version}
+        self._saver = None
+        self._save_flags.clear()
+        again, self._save_again = self._save_again, False
+        if again:
+            self._save_now()
+        else:
+            self._report(body)
+
+    def _report(self, body: dict[str, Any]) -> None:
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, self._stats())
+            self._controller.send(Kind.STATS, body)
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._last_stats < TICK_S:
+            return
+        self._last_stats = now
+        self._write_pushes()
+        self._check_deadline(now)
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, self._stats())
+
+    def _stats(self) -> dict[str, Any]:
+        totals = self._lead.totals
+        return {
+            "version": self._lead.version,
+            "epoch": self._lead.epoch,
+            "samples": totals.samples,
+            "pushes": totals.pushes,
+            "dropped": totals.dropped,
+            "refused": totals.refused,
+            "lost": self.lost,
+            "update_s": round(self.update_s, 6),
+            "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
+            "clocks": {str(k): v for k, v in self._lead.machine.clocks.items()},
+            "data": self._adoption.model.data if self._adoption.model else None,
+            "leases": self._lead.book.accounts()[-100:] if self._lead.book else [],
+            "parameters": self.layout.numel if self.layout else 0,
+        }
+
+    def _write_pushes(self) -> None:
+        for record in self._lead.applied:
+            p = record.push
+            self._pushes.write(
+                f"{record.version + 1},{p.id.worker},{p.id.incarnation},{p.id.sequence},"
+                f"{p.read_version},{record.staleness},{p.samples}\n"
+            )
+        self._lead.applied.clear()
+        self._pushes.flush()
+
+    def _check_deadline(self, now: float) -> None:
+        """Nobody waits for ever, and the error names who is missing."""
+        limit = self.config.deadline_s
+        advice = f"the deadline is {limit:g} s (--deadline)"
+        if self._gate is not None and self._gate_since and now - self._gate_since > limit:
+            missing = sorted(set(range(self.config.workers)) - self._gate)
+            who = ", ".join(f"worker:{r}" for r in missing)
+            self._fail(DeadlineError(f"{who} did not reach paceline.prepare() while others wait; {advice}."))
+        for worker, since in self._held_since.items():
+            if now - since > limit:
+                who = ", ".join(f"worker:{b}" for b in sorted(self._blockers(worker)))
+                self._fail(
+                    DeadlineError(
+                        f"worker:{worker} has waited {now - since:.0f} s at version {self._lead.version} "
+                        f"for {who or 'a server'}; {advice}. Look at its log, or raise the deadline if a "
+                        "step may take this long."
+                    )
+                )
+                return
+
+    def _blockers(self, worker: int) -> set[int]:
+        waits_for = self._lead.machine.waiting.get(worker, set())
+        if not waits_for and self._lead.book:
+            waits_for = {w for w, leases in self._lead.book.outstanding.items() if leases}
+        return waits_for - {worker}
+
+
+def serve(config: ServerConfig, secret: bytes, controller: Connection) -> None:
+    """Be a server in this process until the controller stops it."""
+    torch.set_num_threads(config.threads)
+    kind = LeadServer if config.rank == 0 else Server
+    kind(config, secret, controller).run()
+
+
+def _open_pushes(path: Path) -> IO[str]:
+    """The record of every applied push."""
+    fresh = not path.exists()
+    file = path.open("a", buffering=1 << 16)
+    if fresh:
+        file.write("version,worker,incarnation,sequence,read_version,staleness,samples\n")
+    return file

@@ -1,0 +1,116 @@
+"""Real runs: real processes, real sockets, a fork server shared by all tests of a session."""
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paceline.api import export_run
+from paceline.control import Controller, RunDirectory
+from paceline.exceptions import RoleFailed
+from paceline.observe import RunStatus
+from paceline.plan import Job, make_plan
+from paceline.testing import KeptEngine
+from safetensors.torch import load_file
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[KeptEngine]:
+    kept = KeptEngine()
+    yield kept
+    kept.shut_down()
+
+
+@dataclass
+class Ran:
+    """A finished run."""
+
+    status: RunStatus
+    run: RunDirectory
+    error: str | None
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        """The exported model."""
+        target = self.run.path / "exported.safetensors"
+        export_run(self.run, target)
+        return load_file(target)
+
+    def log(self, role: str, rank: int) -> str:
+        return self.run.log_path(role, rank).read_text()
+
+    def results(self) -> dict[int, Any]:
+        """What the workers' scripts wrote with `result(...)`, by rank."""
+        return {
+            int(p.stem.split("-")[1]): json.loads(p.read_text()) for p in self.run.path.glob("result-*.json")
+        }
+
+
+PRELUDE = """
+import json, os, sys, signal, pathlib
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+RANK = paceline.rank()
+RUN_DIR = pathlib.Path(os.environ["TEST_RUN_DIR"])
+
+def result(value):
+    (RUN_DIR / f"result-{RANK}.json").write_text(json.dumps(value))
+"""
+
+
+@pytest.fixture
+def run(
+    engine: KeptEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ran]:
+    """Run a script (source text; PRELUDE comes before it) as a job: run(source, workers=2, mode="bsp", …).
+
+    Keyword arguments are Job's fields; `args` the script's; `resume` an earlier Ran to go on from;
+    `watch(status, lines, engine)` is called about ten times a second.
+    """
+    monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "runs"))
+    count = iter(range(1000))
+
+    def start(
+        source: str,
+        *,
+        resume: Ran | None = None,
+        watch: Callable[[RunStatus, list[str], KeptEngine], None] | None = None,
+        **settings: Any,
+    ) -> Ran:
+        number = next(count)
+        directory = resume.run.path if resume is not None else tmp_path / f"run{number}"
+        script = tmp_path / f"script{number}.py"
+        header = f"import os; os.environ['TEST_RUN_DIR'] = {str(directory)!r}\n"
+        script.write_text(header + PRELUDE + textwrap.dedent(source))
+        job = Job(**{"script": str(script), "deadline_s": 60.0, "run_dir": str(directory), **settings})
+        plan = make_plan(job)
+        checkpoint = None
+        if resume is None:
+            where = RunDirectory.create(job, plan=plan)
+        else:
+            from paceline.api.jobs import latest_checkpoint
+
+            where = resume.run
+            checkpoint = latest_checkpoint(where).path
+            where.record_resume(job, plan=plan)
+        controller = Controller(
+            plan,
+            engine,
+            where,
+            resume=checkpoint,
+            watch=None if watch is None else lambda status, lines: watch(status, lines, engine),
+        )
+        try:
+            controller.run()
+        except RoleFailed as error:
+            return Ran(controller.status, where, str(error))
+        return Ran(controller.status, where, None)
+
+    return start

@@ -1,0 +1,297 @@
+"""What is shown while a run goes on: live or plain, and never at the run's cost."""
+
+import io
+import json
+import logging
+import math
+
+import pytest
+from rich.console import Console
+
+from paceline.observe import Progress, RunStatus, WorkerStatus, display, progress, words
+from paceline.observe.display import picture
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def running(workers: int = 2) -> RunStatus:
+    return RunStatus(
+        state="running",
+        elapsed_s=42.0,
+        version=2407,
+        epoch=1,
+        samples=2000,
+        samples_per_epoch=1437,
+        parameters=61706,
+        workers={
+            rank: WorkerStatus(
+                rank=rank,
+                state="running",
+                clock=1204,
+                step_s=9.0,
+                wait_s=1.0 + rank,
+                metrics={"accuracy": 0.98, "loss": 0.0712345},
+            )
+            for rank in range(workers)
+        },
+        staleness={0: 6, 1: 3, 2: 1},
+    )
+
+
+def drawn(status: RunStatus, width: int = 80, height: int = 24) -> list[str]:
+    console = Console(width=width, height=height, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(picture(status, 3104.4, width=width, height=height))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setenv("TERM", "xterm")
+    return clock
+
+
+def test_picture() -> None:
+    lines = drawn(running())
+    assert lines[1].startswith(" running  epoch 2  ━")
+    assert lines[1].endswith("39 %  0:42")
+    assert lines[2] == " 3,104 samples/s · version 2,407 · staleness 0.5 mean, 2 max"
+    assert lines[4].split() == ["worker", "state", "step", "loss", "accuracy", "waiting"]
+    assert lines[5].split() == ["0", "running", "1,204", "0.07123", "0.98", "10", "%"]
+    assert lines[6].split()[-2:] == ["18", "%"]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
+def test_picture_fits_its_terminal(width: int) -> None:
+    status = running(40)
+    for worker in status.workers.values():
+        worker.metrics = {f"a_rather_long_metric_{n}": float(n) for n in range(9)}
+    lines = drawn(status, width=width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24
+    assert "… and 25 more workers" in lines[-1] or width < 40
+
+
+def test_picture_before_the_first_update() -> None:
+    lines = drawn(RunStatus(state="starting", workers={0: WorkerStatus(rank=0)}))
+    assert lines[1].split() == ["starting", "0:00"]
+    assert "samples/s" not in "".join(lines)
+
+
+def test_picture_of_a_run_that_is_over_counts_epochs() -> None:
+    status = running()
+    status.state, status.epoch = "succeeded", 3
+    status.leases = [{"epoch": 3, "samples": 1437, "applied": 0, "refused": 0, "unused": 0}]
+    assert drawn(status)[1].split() == ["succeeded", "3", "epochs", "0:42"]
+
+
+def test_picture_of_a_stream_has_no_bar() -> None:
+    status = running()
+    status.samples_per_epoch = None
+    assert drawn(status)[1].split() == ["running", "2,000", "samples", "0:42"]
+
+
+def test_nan_metrics_are_shown() -> None:
+    status = running()
+    status.workers[0].metrics = {"loss": math.nan}
+    assert "nan" in drawn(status)[5]
+    assert "nan" in progress.plain_line(status, 1.0)
+
+
+def test_plain_lines_at_most_every_two_seconds(now: list[float]) -> None:
+    out = io.StringIO()
+    status = running()
+    with Progress(stream=out) as shown:
+        for now[0] in (0.0, 0.5, 1.9, 2.0, 2.1):
+            shown.show(status)
+        status.state = "finishing"
+        shown.show(status)
+        shown.print_line("the script's own")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0] == (
+        "0:42 running · epoch 2, 39 % · 48 samples/s · version 2,407 · staleness 0.5 mean, 2 max · "
+        "loss 0.07123 · accuracy 0.98 · waiting 14 %"
+    )
+    assert lines[2].startswith("0:42 finishing")
+    assert lines[3] == "the script's own"
+
+
+def test_messages_once_each(now: list[float]) -> None:
+    out = io.StringIO()
+    status = running()
+    shown = Progress(stream=out)
+    for message in ("worker:1 died", "worker:1 is back"):
+        status.messages.append(message)
+        shown.show(status)
+        shown.show(status)
+    lines = out.getvalue().splitlines()
+    assert lines.count("worker:1 died") == lines.count("worker:1 is back") == 1
+
+
+def test_rate_is_recent(now: list[float]) -> None:
+    out = io.StringIO()
+    shown = Progress(stream=out)
+    for second in range(20):
+        status = running()
+        status.elapsed_s = float(second)
+        status.samples = max(0, second - 10) * 100
+        now[0] = 3.0 * second
+        shown.show(status)
+    assert "100 samples/s" in out.getvalue().splitlines()[-1]
+
+
+def test_live(now: list[float]) -> None:
+    out = Terminal()
+    with Progress(stream=out) as shown:
+        shown.show(running())
+        shown.print_line("\x1b[32mgreen\x1b[0m [b]not markup[/b] :smile:\x1b[2J")
+        status = running()
+        status.messages.append("worker:1 died")
+        shown.show(status)
+    text = out.getvalue()
+    assert "[b]not markup[/b] :smile:" in text
+    assert "worker:1 died" in text
+    assert "\x1b[2J" not in text
+    assert text.endswith("\x1b[?25h"), "the cursor is visible again"
+    shown.close()
+
+
+def test_live_draws_at_most_ten_times_a_second(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    drawings: list[float] = []
+    monkeypatch.setattr(display.Display, "draw", lambda *_: drawings.append(now[0]))
+    with Progress(stream=Terminal()) as shown:
+        for hundredth in range(100):
+            now[0] = hundredth / 100
+            shown.show(running())
+    assert 9 <= len(drawings) - 1 <= 10
+
+
+def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    with Progress(stream=out) as shown:
+        shown.show(running())
+    assert "\x1b" not in out.getvalue()
+
+
+def test_quiet(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    out = Terminal()
+    status = running()
+    status.messages.append("worker:1 died")
+    with Progress(stream=out, quiet=True) as shown:
+        shown.show(status)
+        shown.print_line("accuracy 0.98")
+    assert out.getvalue() == "accuracy 0.98\n"
+    assert capsys.readouterr().err == "worker:1 died\n"
+
+
+def test_broken_pipe_ends_the_display_only(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), Progress(stream=Broken()) as shown:
+        for _ in range(3):
+            shown.show(running())
+            shown.print_line("x")
+    assert [record.message for record in caplog.records] == [
+        "the progress display failed, the run goes on: BrokenPipeError(32, 'Broken pipe')"
+    ]
+
+
+def test_failing_picture_falls_back_to_plain_lines(
+    now: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("drawing failed")
+
+    monkeypatch.setattr(display, "picture", fail)
+    out = Terminal()
+    with Progress(stream=out) as shown:
+        shown.show(running())
+        shown.print_line("still here")
+        now[0] = 10.0
+        shown.show(running())
+    assert "still here\n0:42 running" in out.getvalue()
+
+
+def test_closed_stream() -> None:
+    out = io.StringIO()
+    out.close()
+    with Progress(stream=out) as shown:
+        shown.show(running())
+
+
+def test_status_json_round_trip() -> None:
+    status = running()
+    status.checkpoints = ["version-000000000050"]
+    data = json.loads(json.dumps(status.to_json()))
+    assert RunStatus.from_json(data) == status
+    assert RunStatus.from_json({**data, "controller": {}, "later": 1}) == status
+    assert RunStatus.from_json({}) == RunStatus()
+
+
+def test_status_numbers() -> None:
+    status = running()
+    assert status.staleness_mean == 0.5
+    assert status.staleness_max == 2
+    assert status.idleness == pytest.approx(3 / 21)
+    assert list(status.metrics) == ["loss", "accuracy"]
+    assert status.samples_per_s == pytest.approx(2000 / 42)
+    status.samples_before = 1000
+    assert status.samples_per_s == pytest.approx(1000 / 42)
+    status.startup_s = 2.0
+    assert status.samples_per_s == pytest.approx(1000 / 40)
+    empty = RunStatus()
+    assert (empty.staleness_mean, empty.staleness_max, empty.idleness) == (0, 0, 0)
+    assert (empty.samples_per_s, empty.epoch_share, empty.metrics) == (0, None, {})
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (words.count(1234567), "1,234,567"),
+        (words.count(3.25), "3.2"),
+        (words.count(0), "0"),
+        (words.size(0), "0 B"),
+        (words.size(999), "999 B"),
+        (words.size(46_758_048), "46.8 MB"),
+        (words.size(1e6 - 1), "1 MB"),
+        (words.size(5e15), "5,000 TB"),
+        (words.duration(4.21), "4.2 s"),
+        (words.duration(59.97), "1 min"),
+        (words.duration(200), "3 min 20 s"),
+        (words.duration(7500), "2 h 05 min"),
+        (words.clock(3723), "1:02:03"),
+        (words.ago(-3), "0 s"),
+        (words.ago(59), "59 s"),
+        (words.ago(7300), "2 h"),
+        (words.ago(86400), "1 day"),
+        (words.ago(86400 * 3), "3 days"),
+        (words.percent(0.126), "13 %"),
+        (words.plural(1, "worker"), "1 worker"),
+    ],
+)
+def test_words(said: str, expected: str) -> None:
+    assert said == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "part"),
+    [
+        ("bsp", 4, "mean of 4 gradients"),
+        ("backup:1", 4, "first 3 of 4"),
+        ("ssp:1", 4, "more than 1 step ahead"),
+        ("asp", 4, "nobody waits"),
+        ("ssp:3", 1, "the one worker"),
+    ],
+)
+def test_mode_in_words(mode: str, workers: int, part: str) -> None:
+    assert part in words.mode_in_words(mode, workers)
