@@ -1,21 +1,19 @@
 """The Paceline side of every case: one function a benchmark, through the real client and servers.
 
-Each call starts a fresh run and ends it. Warm-up rounds are run and not returned.
+Each call starts a fresh run with `paceline run` and ends it. Warm-up rounds are run and not returned.
 """
 
-from dataclasses import dataclass
+import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
+from benchmarks import peers
+from benchmarks.peers.torchrun import FirstStep, launch
 
-@dataclass(frozen=True, kw_only=True)
-class FirstStep:
-    """What launching a script cost."""
-
-    seconds: float
-    """From the command to the end of the last worker's first step."""
-    memory_mb: dict[str, float]
-    """Role ("worker:0", "server:0", "controller", …) to its unique memory (USS): what the machine
-    would get back if that role ended."""
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int) -> list[float]:
@@ -32,12 +30,20 @@ def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int) -> list
         Seconds of each round as a worker sees it, of all workers, taken while all were running:
         at least `rounds` numbers. The gradient lies in the slot before a round begins.
     """
-    raise NotImplementedError
+    extra = rounds // 2 if workers > 1 else 0
+    reports = _run(
+        SCRIPTS / "exchange.py", n, rounds + extra, link=link, mode=mode, workers=workers, servers=1
+    )
+    all_running = min(report["ends"][-1] for report in reports)
+    return [
+        seconds
+        for report in reports
+        for end, seconds in zip(report["ends"], report["seconds"], strict=True)
+        if end <= all_running
+    ]
 
 
-def train(
-    model: str, *, workers: int, servers: int, mode: str, batch: int, steps: int
-) -> list[float]:
+def train(model: str, *, workers: int, servers: int, mode: str, batch: int, steps: int) -> list[float]:
     """Train `benchmarks.models.build(model)` with `benchmarks.models.timed_steps`, prepared.
 
     Args:
@@ -47,12 +53,51 @@ def train(
     Returns:
         Seconds of each of `steps` steps on worker 0.
     """
-    raise NotImplementedError
+    reports = _run(
+        SCRIPTS / "train.py", model, batch, steps, link="auto", mode=mode, workers=workers, servers=servers
+    )
+    seconds: list[float] = reports[0]["seconds"]
+    return seconds
 
 
 def first_step(script: Path, *, workers: int, servers: int) -> FirstStep:
-    """Launch `script` (benchmarks/first_step.py) with `paceline run`, until its first step is done.
+    """Launch `script` (benchmarks/scripts/first_step.py) with `paceline run`, until its first step is done."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        command = [*_paceline(), *_options(Path(folder), workers=workers, servers=servers), str(script)]
+        found = launch(command, workers=workers)
+    # In order of their start: the controller, the fork server, then the servers.
+    names = ["controller", "forkserver", *(f"server:{i}" for i in range(servers))]
+    renamed = {f"other:{i}": name for i, name in enumerate(names)}
+    memory = {renamed.get(role, role): megabytes for role, megabytes in found.memory_mb.items()}
+    return FirstStep(seconds=found.seconds, memory_mb=memory)
 
-    `benchmarks.peers.torchrun.launch` takes any command and does the timing.
-    """
-    raise NotImplementedError
+
+def _paceline() -> list[str]:
+    return [sys.executable, "-m", "paceline", "run"]
+
+
+def _options(folder: Path, **settings: Any) -> list[str]:
+    options = ["--quiet", "--run-dir", str(folder / "run")]
+    for name, value in settings.items():
+        options += [f"--{name}", str(value)]
+    return options
+
+
+def _run(script: Path, *args: Any, **settings: Any) -> list[dict[str, Any]]:
+    """Run a script of ours and return what its workers report, in rank order."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        command = [*_paceline(), *_options(folder, **settings), str(script), name, *map(str, args)]
+        env = peers.child_env(name, {"PACELINE_RUNS": name})
+        done = subprocess.run(
+            command, env=env, cwd=peers.ROOT, capture_output=True, text=True, timeout=peers.DEADLINE_S
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+        reports = sorted(folder.glob("worker-*.json"))
+        return [json.loads(report.read_text()) for report in reports]
+
+
+def report(folder: str, rank: int, **values: Any) -> None:
+    """For our scripts: leave a worker's report."""
+    Path(folder, f"worker-{rank:03}.json").write_text(json.dumps(values))

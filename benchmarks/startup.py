@@ -1,7 +1,7 @@
 """From the command to the first finished step, and what each process holds in memory then.
 
 2 workers and 1 server against `torchrun --nproc-per-node 2` with DDP, on the same script
-(benchmarks/first_step.py). Memory is unique memory (USS): what an extra role costs.
+(benchmarks/scripts/first_step.py). Memory is unique memory (USS): what an extra role costs.
 """
 
 import statistics
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from benchmarks import ours
 from benchmarks.harness import SECONDS, Case, Row, Side, alternate, compare, parse, report
-from benchmarks.ours import FirstStep
 from benchmarks.peers import torchrun
+from benchmarks.peers.torchrun import FirstStep
 
-SCRIPT = Path(__file__).with_name("first_step.py")
+SCRIPT = Path(__file__).parent / "scripts" / "first_step.py"
 CASE = Case(
     name="digits/first-step/torchrun",
     ours="digits/first-step",

@@ -49,12 +49,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr", type=float, default=0.003)
     args = parser.parse_args()
 
     torch.manual_seed(0)
     model = DigitsNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loader = DataLoader(digits(train=True), batch_size=args.batch_size, shuffle=True)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 

@@ -7,13 +7,24 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks import peers
-from benchmarks.ours import FirstStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStep:
+    """What launching a script cost."""
+
+    seconds: float
+    """From the command to the end of the last worker's first step."""
+    memory_mb: dict[str, float]
+    """Role ("worker:0", "other:0", …) to its unique memory (USS): what the machine would get back if that
+    role ended."""
 
 
 def first_step(script: Path, *, workers: int) -> FirstStep:

@@ -80,8 +80,10 @@ def receive_exactly(sock: socket.socket, count: int, when: str, deadline: float)
     data = b""
     while len(data) < count:
         try:
-            # Not 0, which would make the socket non-blocking.
-            sock.settimeout(max(deadline - time.monotonic(), 1e-3))
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            sock.settimeout(left)
             piece = sock.recv(count - len(data))
         except TimeoutError:
             raise AuthError(f"the other side went silent {when}") from None

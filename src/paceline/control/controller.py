@@ -252,7 +252,7 @@ class Controller:
             self._do(self._machine.server_ready(rank))
         elif frame.kind is Kind.ERROR:
             body = frame.body
-            self.run_dir.append_event({"kind": "error", "role": name, **body})
+            self._record({"kind": "error", "role": name, **body})
             if role == "worker":
                 self.status.workers[rank].state = "failed"
             self._do(
@@ -276,7 +276,7 @@ class Controller:
 
     def on_stranger(self, reason: str) -> None:
         """Somebody who does not know the secret."""
-        self.run_dir.append_event({"kind": "stranger", "reason": reason})
+        self._record({"kind": "stranger", "reason": reason})
 
     def _on_stats(self, role: str, rank: int, body: dict[str, Any]) -> None:
         status = self.status
@@ -289,10 +289,13 @@ class Controller:
                 values = {str(k): float(v) for k, v in body["log"].items()}
                 worker.metrics.update(values)
                 event = {"kind": "metrics", "worker": rank, "clock": worker.clock}
-                self.run_dir.append_event({**event, "metrics": body["log"]})
+                self._record({**event, "metrics": body["log"]})
             return
         if "checkpoint" in body:
             self._on_saved(body)
+            return
+        if "note" in body:
+            self._note(str(body["note"]))
             return
         for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
             setattr(status, name, int(body[name]))
@@ -309,7 +312,7 @@ class Controller:
         path, reason = body["checkpoint"], body.get("reason")
         if path is not None and path != "kept":
             self.status.checkpoints = _checkpoint_names(self.run_dir)
-            self.run_dir.append_event({"kind": "checkpoint", "version": body["version"]})
+            self._record({"kind": "checkpoint", "version": body["version"]})
         if path is None and self._save_due is None:
             self._note(f"a checkpoint failed: {reason}")
         if self._save_due is not None:
@@ -320,7 +323,24 @@ class Controller:
 
     def _note(self, text: str) -> None:
         self.status.messages.append(text)
-        self.run_dir.append_event({"kind": "note", "text": text})
+        self._record({"kind": "note", "text": text})
+
+    def _record(self, event: dict[str, Any]) -> None:
+        with self._going_on_without_disk():
+            self.run_dir.append_event(event)
+
+    @contextlib.contextmanager
+    def _going_on_without_disk(self) -> Iterator[None]:
+        """What is written here is for looking at: a full disk is no reason to lose a training."""
+        try:
+            yield
+        except OSError as error:
+            text = (
+                f"the run directory {self.run_dir.path} cannot be written: {error.strerror or error}. "
+                "Training goes on, but its status and events are not kept: make room there."
+            )
+            if text not in self.status.messages:
+                self.status.messages.append(text)
 
     def _tell(self, *, final: bool = False) -> None:
         now = time.monotonic()
@@ -334,7 +354,8 @@ class Controller:
             self.status.error = str(RoleFailed(*self._machine.error))
         if changed or final or now - self._written > 1.0:
             self._written = now
-            self.run_dir.write_status(self.status.to_json())
+            with self._going_on_without_disk():
+                self.run_dir.write_status(self.status.to_json())
         if self._watch is not None and (changed or final or now - self._shown >= _TICK_S):
             self._shown = now
             self._watch(self.status, self._output.new_lines(flush=final))

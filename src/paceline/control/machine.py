@@ -93,8 +93,8 @@ class RunMachine:
         self._servers = servers
         self._max_restarts = max_restarts
         self._ready: set[int] = set()
-        self._suspect: tuple[str, str, str] | None = None
-        self._reported = False
+        # Errors that are probably not the first: message and traceback by role, in order.
+        self._suspects: dict[str, tuple[str, str]] = {}
 
     def begin(self) -> list[Decision]:
         """Start everything."""
@@ -104,11 +104,13 @@ class RunMachine:
 
     def server_ready(self, rank: int) -> list[Decision]:
         """A server listens."""
+        if rank in self._ready:
+            return []
         self._ready.add(rank)
-        if self.state is RunState.STARTING and len(self._ready) == self._servers:
-            self.state = RunState.RUNNING
-            return [Announce()]
-        return []
+        if self._closing or len(self._ready) < self._servers:
+            return []
+        self.state = RunState.RUNNING
+        return [Announce()]
 
     def worker_back(self, rank: int) -> list[Decision]:
         """A replaced worker is here again."""
@@ -119,6 +121,7 @@ class RunMachine:
     def worker_finished(self, rank: int) -> list[Decision]:
         """A worker's script ended in order."""
         self.finished.add(rank)
+        self._suspects.pop(f"worker:{rank}", None)  # its exit was noticed before its goodbye was read
         if len(self.finished) == len(self.incarnations) and not self._closing:
             self.state = RunState.FINISHING
             return [Save()]
@@ -131,32 +134,33 @@ class RunMachine:
         if self._closing:
             return []
         name = f"{role}:{rank}"
-        how = f"was killed by {Signals(signal).name}" if signal else f"exited with code {code}"
+        how = f"was killed by {_name(signal)}" if signal else f"exited with code {code}"
         if role == "server":
             return self._fail(
                 name,
-                f"{how}. Its parameters since the last checkpoint are lost: "
-                "`paceline resume` goes on from there.",
+                f"{how}. What was trained since the last checkpoint is lost; `paceline resume` goes on from "
+                "there if there is one (--checkpoint-every writes them).",
                 "",
             )
         if rank in self.finished or incarnation != self.incarnations[rank]:
             return []
         if signal is None:
             # It says what went wrong before it exits; that report counts, and may be on its way.
-            self._suspect = self._suspect or (name, f"{how} without saying why; look at its log.", "")
+            self._suspects.setdefault(name, (f"{how} without saying why; look at its log.", ""))
             return [WaitForCause()]
         used = sum(self.restarts.values())
         if used >= self._max_restarts:
-            before = f", after {used} restarts" if used else ""
+            before = f" after {used} restart{'s' * (used > 1)}" if used else ""
             return self._fail(
                 name,
-                f"{how}{before}, and --max-restarts is {self._max_restarts}. Out of memory, perhaps? Its log "
-                "and the system's may say; raise --max-restarts to go on after deaths.",
+                f"{how}{before}, and --max-restarts is {self._max_restarts}. {_guess(signal)} Its log and "
+                "the system's may say more; raise --max-restarts to go on after deaths.",
                 "",
             )
         self.restarts[rank] += 1
         self.incarnations[rank] += 1
-        self.state = RunState.RECOVERING
+        if self.state is RunState.RUNNING:  # while starting, the servers are still waited for
+            self.state = RunState.RECOVERING
         note = Note(
             f"{name} {how}; replaced (restart {used + 1} of at most {self._max_restarts}). "
             "Its unfinished leases went back to the pool."
@@ -168,17 +172,16 @@ class RunMachine:
         if self._closing:
             return []
         if secondary:
-            if not self._reported:
-                self._reported = True
-                self._suspect = (role, message, traceback)
+            self._suspects[role] = (message, traceback)
             return [WaitForCause()]
         return self._fail(role, message, traceback)
 
     def patience_over(self) -> list[Decision]:
         """No other cause showed up."""
-        if self._closing or self._suspect is None:
+        if self._closing or not self._suspects:
             return []
-        return self._fail(*self._suspect)
+        role, (message, traceback) = next(iter(self._suspects.items()))
+        return self._fail(role, message, traceback)
 
     def stop_requested(self) -> list[Decision]:
         """Ctrl-C or SIGTERM. The second one does not wait for the checkpoint."""
@@ -211,3 +214,19 @@ class RunMachine:
         self.error = (role, message, traceback)
         self.state = RunState.FAILED
         return [End()]
+
+
+def _name(signal: int) -> str:
+    try:
+        return Signals(signal).name
+    except ValueError:  # the real-time ones have no names of their own
+        return f"signal {signal}"
+
+
+def _guess(signal: int) -> str:
+    """What kills processes with this signal, most of the time."""
+    if signal == Signals.SIGKILL:
+        return "The system kills like this when memory runs out."
+    if signal in (Signals.SIGSEGV, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE, Signals.SIGABRT):
+        return "Compiled code that the script uses crashed."
+    return "Somebody sent it that signal."

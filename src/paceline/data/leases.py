@@ -68,6 +68,8 @@ class LeaseBook:
         self._next_id = 0
         # Members, and what each has taken and not finished.
         self._taken: dict[int, dict[int, Lease]] = {}
+        # Those of them that an epoch does not wait for.
+        self._carried: set[int] = set()
         self._accounts: list[dict[str, int]] = []
         self._open_epoch()
 
@@ -137,13 +139,25 @@ class LeaseBook:
             The number of samples that this finished: leases that the worker does not hold (any
             more) do not count, so nothing counts twice.
         """
-        finished = sum(lease.samples for lease in self._withdraw(worker, ids))
-        self._accounts[-1]["refused" if refused else "applied"] += finished
-        return finished
+        leases = self._withdraw(worker, ids)
+        for lease in leases:
+            self._accounts[lease.epoch]["refused" if refused else "applied"] += lease.samples
+        return sum(lease.samples for lease in leases)
 
     def give_back(self, worker: int, ids: Iterable[int]) -> None:
-        """These leases were not used: somebody else may take them."""
-        self._return(lease.ranges for lease in self._withdraw(worker, ids))
+        """These leases were not used: somebody else may take them, unless their epoch is over."""
+        leases = self._withdraw(worker, ids)
+        self._return(lease.ranges for lease in leases if lease.epoch == self.epoch)
+        for lease in leases:
+            if lease.epoch < self.epoch:
+                self._accounts[lease.epoch]["unused"] += lease.samples
+
+    def carry(self, worker: int, ids: Iterable[int]) -> None:
+        """The worker read these to the end of its epoch, but their update comes later (accumulation).
+
+        The epoch turns without them; they are finished, or unused, when that is known.
+        """
+        self._carried.update(number for number in ids if number in self._taken.get(worker, {}))
 
     # Epochs
 
@@ -154,10 +168,10 @@ class LeaseBook:
     def turn_if_over(self, waiting: Set[int]) -> bool:
         """Begin the next epoch if this one is over; returns whether it was.
 
-        It is over when nothing is outstanding and either nothing is left to take or every member is
-        in `waiting`, that is has stopped early. What is left then counts as unused.
+        It is over when nothing is outstanding that is not carried, and either nothing is left to take
+        or every member is in `waiting`, that is has stopped early. What is left then counts as unused.
         """
-        if any(self._taken.values()):
+        if any(leases.keys() - self._carried for leases in self._taken.values()):
             return False
         left_to_take = bool(self._shares) or self._can_deal()
         all_stopped = bool(self._taken) and self._taken.keys() <= waiting
@@ -194,20 +208,24 @@ class LeaseBook:
     def accounts(self) -> list[dict[str, int]]:
         """What became of the samples of each epoch so far, the current one last.
 
-        In an epoch that is over, applied + refused + unused == samples.
+        In an epoch that is over and has no carried leases, applied + refused + unused == samples.
         """
         return [dict(account) for account in self._accounts]
 
     def snapshot(self) -> dict[str, Any]:
         """The book as JSON. What is outstanding is in its pool: that work is not applied yet."""
         unfinished = [self._pool]
+        accounts = self.accounts()
         for shares in self._shares.values():
             unfinished.extend(shares)
         for leases in self._taken.values():
-            unfinished.extend(lease.ranges for lease in leases.values())
+            unfinished.extend(lease.ranges for lease in leases.values() if lease.epoch == self.epoch)
+            for lease in leases.values():
+                if lease.epoch < self.epoch:
+                    accounts[lease.epoch]["unused"] += lease.samples
         return {
             "samples": self._samples,
-            "accounts": self.accounts(),
+            "accounts": accounts,
             "pool": [list(piece) for piece in _merged(unfinished)],
             "next_id": self._next_id,
         }
@@ -220,6 +238,7 @@ class LeaseBook:
                 f"on {snapshot['samples']}: resume it with the data set that it began with"
             )
         self._taken.clear()
+        self._carried.clear()
         self._open_epoch()
         self._accounts = [dict(account) for account in snapshot["accounts"]]
         self._pool = tuple((start, stop) for start, stop in snapshot["pool"])
@@ -278,7 +297,9 @@ class LeaseBook:
 
     def _withdraw(self, worker: int, ids: Iterable[int]) -> list[Lease]:
         held = self._taken.get(worker, {})
-        return [held.pop(number) for number in ids if number in held]
+        found = [held.pop(number) for number in ids if number in held]
+        self._carried.difference_update(lease.id for lease in found)
+        return found
 
 
 def _count(ranges: Ranges) -> int:

@@ -66,7 +66,9 @@ class LocalEngine:
         """See Engine."""
         found: list[Exit] = []
         while select.select([self._control], [], [], 0)[0]:
-            data = self._control.recv(1 << 16)
+            data = b""
+            with contextlib.suppress(ConnectionResetError):  # it left something unread
+                data = self._control.recv(1 << 16)
             if not data:
                 # The fork server itself was killed: so were its roles.
                 gone = [*self._running.values(), *self._waiting]

@@ -84,7 +84,8 @@ def describe(
 def _check_apart(parameters: dict[str, nn.Parameter]) -> None:
     """Two parameters over one memory would silently part ways when they are laid out."""
     end, before = 0, ""
-    for name, p in sorted(parameters.items(), key=lambda item: item[1].data_ptr()):
+    real = [item for item in parameters.items() if not item[1].is_meta]
+    for name, p in sorted(real, key=lambda item: item[1].data_ptr()):
         first = p.data_ptr()
         if first < end:
             raise UsageError(

@@ -33,6 +33,7 @@ SLICE_BYTES = 4 << 20
 """A slice is about this large at most: small to pipeline, large to amortise a message."""
 
 _SMALLEST_SLICE_BYTES = 64 << 10
+_PAGE_BYTES = 8 * 1024
 _ALIGN = 64
 _CUT = 1024
 _MAX_BYTES = 1 << 44
@@ -124,7 +125,8 @@ class Layout:
             placed.append(replace(forward[i], offset=end))
             end = _aligned(end + forward[i].nbytes)
         share = -(-end // max(1, servers))
-        limit = min(SLICE_BYTES, max(_SMALLEST_SLICE_BYTES, share))
+        pages = -(-share // _PAGE_BYTES) * _PAGE_BYTES
+        limit = min(SLICE_BYTES, max(_SMALLEST_SLICE_BYTES, pages))
         return cls(
             tensors=tuple(placed),
             slices=tuple(_cut(placed, limit, whole_tensors)),
@@ -161,6 +163,8 @@ class Layout:
                     return f"parameter {mine.name!r} has {what} {b}, expected {a}"
         for name, extra in theirs.items():
             return f"parameter {name!r} {list(extra.shape)} is not in the model of the run"
+        if self.aliases != other.aliases:
+            return f"tied weights are {dict(other.aliases)}, expected {dict(self.aliases)}"
         return None if self == other else "the slices are cut differently"
 
     def to_json(self) -> dict[str, Any]:
@@ -206,7 +210,7 @@ class Layout:
                     for i, (dtype, group, start, stop, segments) in enumerate(data["slices"])
                 ),
                 nbytes=_number(data["nbytes"]),
-                whole_tensors=data["whole_tensors"] is True,
+                whole_tensors=_flag(data["whole_tensors"]),
                 aliases=tuple((_text(a), _text(b)) for a, b in data["aliases"]),
             )
             layout._check()
@@ -291,6 +295,12 @@ def _numbers(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list) or len(values) > _MAX_DIMENSIONS:
         raise ValueError(f"{values!r:.40} is not a shape")
     return tuple(map(_number, values))
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r:.40} is not true or false")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -63,6 +63,11 @@ class Adoption:
         self._check(rank, offer)
         self._waiting[rank] = offer
 
+    @property
+    def waiting(self) -> set[int]:
+        """Workers that offered and have no answer yet."""
+        return set(self._waiting)
+
     def gone(self, connection: Connection) -> None:
         """A connection ended: forget its offer."""
         self._waiting = {r: o for r, o in self._waiting.items() if o.connection is not connection}

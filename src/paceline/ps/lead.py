@@ -84,7 +84,9 @@ class Lead:
         self._pushes: dict[PushId, Push] = {}
         self._parked: dict[int, int] = {}
         self._streamed = 0
-        self._finished: dict[int, int] = {}
+        # Clock and last epoch of those whose script ended in order; the epochs of the others.
+        self._finished: dict[int, tuple[int, int]] = {}
+        self._entered: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
 
     @property
@@ -100,6 +102,7 @@ class Lead:
         self._incarnations[worker] = incarnation
         self._parked.pop(worker, None)
         self._finished.pop(worker, None)
+        self._entered.pop(worker, None)
         if self.book:
             self.book.left(worker)
             self.book.joined(worker)
@@ -111,7 +114,7 @@ class Lead:
             return []  # a late notice of a worker that was replaced already
         del self._incarnations[worker]
         if finished:
-            self._finished[worker] = self.machine.clocks[worker]
+            self._finished[worker] = (self.machine.clocks[worker], self._entered.get(worker, -1))
         self._parked.pop(worker, None)
         steps = self._steps(self.machine.left(worker))
         for push in [p for p in self._pushes if p.worker == worker]:
@@ -126,7 +129,7 @@ class Lead:
         Raises:
             EarlyExit: in a mode that waits for everybody, a worker's script ended before the others'.
         """
-        if self.mode.bound == 0:
+        if self.mode.bound == 0 and push.id.worker not in self._entered:
             self._check_nobody_finished(push.id.worker)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
@@ -139,8 +142,13 @@ class Lead:
 
         Args:
             wait: it has used up all it had, so it may be parked; else an empty answer comes at once.
+
+        Raises:
+            EarlyExit: another worker's script ended in an earlier epoch.
         """
-        self._check_nobody_finished(worker, epoch)
+        if not self.over(epoch):
+            self._entered[worker] = max(epoch, self._entered.get(worker, 0))
+            self._check_nobody_finished(worker, epoch)
         leases = self.book.take(worker, epoch, limit) if self.book else ()
         if leases or self.over(epoch) or not wait:
             return leases, []
@@ -159,7 +167,8 @@ class Lead:
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
             self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
         elif set(self._parked) >= self.machine.members:
-            self._streamed += 1  # of a stream only its readers know where it ends
+            # Of a stream only its readers know where it ends; some may have left an epoch early.
+            self._streamed = max(self._streamed, min(self._parked.values()) + 1)
         answers: list[tuple[int, tuple[Lease, ...], bool]] = []
         instructions: list[Instruction] = []
         for worker, epoch in sorted(self._parked.items()):
@@ -170,6 +179,11 @@ class Lead:
             del self._parked[worker]
             instructions += self.machine.woke(worker)
         return answers, self._steps(instructions)
+
+    def carry(self, worker: int, leases: Sequence[int]) -> None:
+        """A worker has read these, and the step that covers them comes after the epoch's end."""
+        if self.book:
+            self.book.carry(worker, leases)
 
     def give_back(self, worker: int, leases: Sequence[int]) -> None:
         """A worker will not use these leases."""
@@ -199,15 +213,17 @@ class Lead:
         self.totals.staleness = Counter({int(k): v for k, v in snapshot["staleness"].items()})
 
     def _check_nobody_finished(self, worker: int, epoch: int | None = None) -> None:
-        if not self._finished or (epoch is not None and self.over(epoch)):
-            return
-        who, clock = min(self._finished.items())
-        where = "step" if epoch is None else f"epoch {epoch + 1}, step"
-        raise EarlyExit(
-            f"worker:{who} ended its script after {clock} steps while worker:{worker} goes on with "
-            f"{where} {self.machine.clocks.get(worker, 0) + 1}. All workers must run the same number of "
-            "epochs: let every worker finish the loop, whatever its rank."
-        )
+        """A script that ended is missing from every later epoch. Within its last one it may have left its
+        loop early: the others do the rest of that one."""
+        for who, (clock, last) in sorted(self._finished.items()):
+            if epoch is not None and last >= epoch:
+                continue
+            where = "step" if epoch is None else f"epoch {epoch + 1}, step"
+            raise EarlyExit(
+                f"worker:{who} ended its script after {clock} steps while worker:{worker} goes on with "
+                f"{where} {self.machine.clocks.get(worker, 0) + 1}. All workers must run the same number of "
+                "epochs: let every worker finish the loop, whatever its rank."
+            )
 
     def _steps(self, instructions: Sequence[Instruction]) -> Steps:
         steps: Steps = []

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
@@ -54,6 +53,7 @@ class LeadServer(Server):
         self._last_saved = -1
         self._states: dict[str, dict[str, Tensor]] = {}
         self._last_stats = 0.0
+        self._said: set[str] = set()
         self._pushes = _open_pushes(Path(config.run_dir) / "pushes.csv")
         self._worker_handlers |= {
             Kind.OFFER: self._on_offer,
@@ -125,6 +125,7 @@ class LeadServer(Server):
             self._begin_adoption(self._adoption.take_weights(connection, frame))
         else:
             self._adoption.offered(rank_of(connection), connection, frame)
+            self._gate_since = self._gate_since or time.monotonic()
             self._try_answer()
             self._try_adopt()
 
@@ -231,6 +232,7 @@ class LeadServer(Server):
         if self._adoption.model is None or self._adoption.model.data is None:
             raise FrameError("leases of a run without a prepared loader")
         self._lead.give_back(peer.worker, field(body, "give_back", list, []))
+        self._lead.carry(peer.worker, field(body, "carry", list, []))
         epoch = field(body, "epoch", int)
         leases, steps = self._lead.take(
             peer.worker,
@@ -401,8 +403,8 @@ class LeadServer(Server):
             body["save"] = self._saver.version
 
     def _part_written(self, body: dict[str, Any]) -> None:
-        if self._saver is None:
-            return
+        if self._saver is None or body["directory"] != str(self._saver.directory):
+            return  # of one that failed meanwhile
         if "failed" in body:
             self._saver.part_written(CheckpointError(body["failed"]))
         else:
@@ -463,21 +465,34 @@ class LeadServer(Server):
         }
 
     def _write_pushes(self) -> None:
-        for record in self._lead.applied:
-            p = record.push
-            self._pushes.write(
-                f"{record.version + 1},{p.id.worker},{p.id.incarnation},{p.id.sequence},"
-                f"{p.read_version},{record.staleness},{p.samples}\n"
-            )
+        lines = [
+            f"{r.version + 1},{r.push.id.worker},{r.push.id.incarnation},{r.push.id.sequence},"
+            f"{r.push.read_version},{r.staleness},{r.push.samples}\n"
+            for r in self._lead.applied
+        ]
         self._lead.applied.clear()
-        self._pushes.flush()
+        try:
+            self._pushes.write("".join(lines).encode())
+        except OSError as error:
+            self._say_once(
+                f"pushes.csv in {self.config.run_dir} cannot be written: {error.strerror or error}. Training "
+                "goes on, but this record has gaps: make room there, or use another --run-dir next time."
+            )
+
+    def _say_once(self, text: str) -> None:
+        """Tell the user something that training does not stop for."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s", text)
+            with contextlib.suppress(LinkError):
+                self._controller.send(Kind.STATS, {"note": text})
 
     def _check_deadline(self, now: float) -> None:
         """Nobody waits for ever, and the error names who is missing."""
         limit = self.config.deadline_s
         advice = f"the deadline is {limit:g} s (--deadline)"
         if self._gate is not None and self._gate_since and now - self._gate_since > limit:
-            missing = sorted(set(range(self.config.workers)) - self._gate)
+            missing = sorted(set(range(self.config.workers)) - self._gate - self._adoption.waiting)
             who = ", ".join(f"worker:{r}" for r in missing)
             self._fail(DeadlineError(f"{who} did not reach paceline.prepare() while others wait; {advice}."))
         for worker, since in self._held_since.items():
@@ -495,21 +510,22 @@ class LeadServer(Server):
     def _blockers(self, worker: int) -> set[int]:
         waits_for = self._lead.machine.waiting.get(worker, set())
         if not waits_for and self._lead.book:
-            waits_for = {w for w, leases in self._lead.book.outstanding.items() if leases}
+            waits_for = set(self._lead.book.outstanding)
+        # What nobody holds, somebody has still to take or to read to its end.
+        waits_for = waits_for - {worker} or self._lead.machine.members - self._held_since.keys()
         return waits_for - {worker}
 
 
 def serve(config: ServerConfig, secret: bytes, controller: Connection) -> None:
     """Be a server in this process until the controller stops it."""
-    torch.set_num_threads(config.threads)
     kind = LeadServer if config.rank == 0 else Server
     kind(config, secret, controller).run()
 
 
-def _open_pushes(path: Path) -> IO[str]:
-    """The record of every applied push."""
+def _open_pushes(path: Path) -> IO[bytes]:
+    """The record of every applied push. Unbuffered: what a full disk refuses is not kept in memory."""
     fresh = not path.exists()
-    file = path.open("a", buffering=1 << 16)
+    file = path.open("ab", buffering=0)
     if fresh:
-        file.write("version,worker,incarnation,sequence,read_version,staleness,samples\n")
+        file.write(b"version,worker,incarnation,sequence,read_version,staleness,samples\n")
     return file

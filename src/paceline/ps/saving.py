@@ -50,6 +50,7 @@ class Saver:
         self._post = post
         self._meta: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
+        self._failed = False
 
     @property
     def directory(self) -> Path:
@@ -67,7 +68,10 @@ class Saver:
 
     def part_written(self, info: FileInfo | CheckpointError) -> None:
         """A server wrote its part, or failed to."""
+        if self._failed:
+            return
         if isinstance(info, CheckpointError):
+            self._failed = True
             self._writer.abort()
             self._post(info)
             return
@@ -90,7 +94,7 @@ class Saver:
         self._states = states
 
     def _try_commit(self) -> None:
-        if self._parts or self._workers or self._thread is not None:
+        if self._parts or self._workers or self._failed or self._thread is not None:
             return
         states = self._states()
         self._thread = threading.Thread(target=self._commit, args=(states,), name="checkpoint")

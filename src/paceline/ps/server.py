@@ -40,6 +40,8 @@ __all__ = ["Server", "ServerConfig", "rank_of"]
 
 log = logging.getLogger("paceline.server")
 
+_SMALL_SHARD_BYTES = 1 << 20
+
 TICK_S = 0.25
 """How often a server looks around when nothing happens."""
 
@@ -208,6 +210,9 @@ class Server:
             self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
         mine = partition(layout, self.config.servers)[self.config.rank]
         self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers)
+        # Waking a second thread costs more than a small shard's update.
+        small = self.shard.nbytes < _SMALL_SHARD_BYTES
+        torch.set_num_threads(1 if small else self.config.threads)
         log.info(
             "adopted %s tensors in %s slices, %.1f MB mine, fingerprint %s",
             len(layout.tensors),
@@ -289,8 +294,9 @@ class Server:
         if "settings" in body:
             peer.settings = self._checked_settings(field(body, "settings", list))
         missing = frozenset(field(body, "missing", list, []))
-        # A worker has one push under way: one that was dropped before it came is not kept.
-        for older in [p for p in self._pushed if p.worker == push.worker]:
+        # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
+        # an earlier incarnation goes when the lead says that it is gone.)
+        for older in [p for p, pushed in self._pushed.items() if pushed.peer is peer]:
             del self._pushed[older]
         self._pushed[push] = _Pushed(peer, field(body, "void", bool, False), missing)
         return push
@@ -330,7 +336,7 @@ class Server:
         if self._peers.get(peer.worker) is peer:
             del self._peers[peer.worker]
         log.info("%s %s", peer.name, "finished" if finished else "is gone")
-        if any(p.worker == peer.worker for p in self._pushed):
+        if any(pushed.peer is peer for pushed in self._pushed.values()):
             peer.connection.close()  # its gradient memory is still due
         else:
             peer.close()
@@ -471,7 +477,7 @@ class Server:
                 body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
             except CheckpointError as error:
                 body = {"failed": str(error)}
-            self._hub.post(lambda: self._part_written(body))
+            self._hub.post(lambda: self._part_written({**body, "directory": str(directory)}))
 
         threading.Thread(target=write, name="checkpoint part", daemon=True).start()
 

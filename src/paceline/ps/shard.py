@@ -273,6 +273,7 @@ class Shard:
                         _fill(kept[what], value)
                     else:
                         kept[what] = value.clone()
+                state.optimizer.state.pop(tensor, None)
                 if kept:
                     state.optimizer.state[tensor] = kept
 

@@ -148,6 +148,8 @@ class Client:
                 self._take_parameters(connection, Kind.ATTACHED)
         self.version = field(self._take_parameters(self._lead, Kind.ATTACHED), "version", int)
         self.in_place = in_place
+        if self.incarnation and len(self._links) > 1:
+            self.exchange(Kind.PULL)  # it joined a run that goes on: have one version from all servers
         return gradients, parameters
 
     # --- training ---------------------------------------------------------------------------------
@@ -172,11 +174,26 @@ class Client:
                 save_wanted = "save" in reply
         return save_wanted
 
-    def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int] = ()) -> Grant:
-        """Leases of an epoch; with `wait` blocks until there are some or the epoch is over."""
+    def take(
+        self,
+        epoch: int,
+        limit: int,
+        *,
+        wait: bool,
+        give_back: Sequence[int] = (),
+        carry: Sequence[int] = (),
+    ) -> Grant:
+        """Leases of an epoch; with `wait` blocks until there are some or the epoch is over.
+
+        Args:
+            give_back: leases that this worker will not use.
+            carry: leases it has used, whose gradient goes into a later push.
+        """
         body: dict[str, Any] = {"epoch": epoch, "limit": limit, "wait": wait}
         if give_back:
             body["give_back"] = list(give_back)
+        if carry:
+            body["carry"] = list(carry)
         self._lead.send(Kind.TAKE, body)
         reply = self._receive(self._lead, Kind.GRANT).body
         leases = [(int(i), [(int(a), int(b)) for a, b in ranges]) for i, ranges in reply["leases"]]
@@ -186,8 +203,12 @@ class Client:
         return grant
 
     def _catch_up(self, version: int) -> None:
-        """After a rest: the others may have gone on meanwhile."""
-        if self.in_place:
+        """After a rest: the others may have gone on meanwhile.
+
+        The lead woke us; other servers may still be at an update that it has ordered already. A pull is
+        part of the order, so their answer comes behind it, also to a worker that reads in place.
+        """
+        if self.in_place and len(self._links) == 1:
             self.version = version
         elif self.version != version:
             self.exchange(Kind.PULL)
@@ -211,7 +232,7 @@ class Client:
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         """Give all servers optimizer state; each takes what is in its shard."""
-        blob = _blob(tensors)
+        blob = save(tensors)  # not empty, whatever there is in it: an empty payload asks for the state
         for connection in self._links:
             connection.send(Kind.STATE, {}, [memoryview(blob)])
             self._receive(connection, Kind.STATE)

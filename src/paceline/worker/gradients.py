@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from paceline.exceptions import UsageError
+
 __all__ = ["GradientMemory"]
 
 
@@ -22,9 +24,8 @@ class GradientMemory:
         self._views = list(views)
         self._sums: list[Tensor | None] = [None] * len(self._views)
         self._zeroed = [False] * len(self._views)
-        self._handles = [
-            p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(parameters)
-        ]
+        for i, p in enumerate(parameters):
+            p.register_post_accumulate_grad_hook(self._hook(i))
         for p, view in zip(self._parameters, self._views, strict=True):
             if p.grad is not None:  # a backward before prepare()
                 view.copy_(p.grad)
@@ -35,9 +36,13 @@ class GradientMemory:
         sums, zeroed = self._sums, self._zeroed
 
         def hook(parameter: Tensor) -> None:
-            if parameter.grad is not view:
-                assert parameter.grad is not None
-                view.copy_(parameter.grad)
+            gradient = parameter.grad
+            if gradient is not view:
+                assert gradient is not None
+                if gradient.requires_grad:  # create_graph=True: collect() takes the values
+                    return
+                _check_dense(gradient)
+                view.copy_(gradient)
                 parameter.grad = view
             zeroed[i] = False
             sums[i] = view.sum()
@@ -59,15 +64,31 @@ class GradientMemory:
                     view.zero_()
                     self._zeroed[i] = True
             else:  # the script put another tensor there
-                view.copy_(gradient)
+                _check_dense(gradient)
+                view.copy_(gradient.detach())
                 self._zeroed[i] = False
                 suspect.append(i)
         sums = [s for s in self._sums if s is not None]
-        if suspect or not sums or not math.isfinite(torch.stack(sums).sum().item()):
+        if suspect or not sums or not _all_finite(sums):
             return missing, all(bool(torch.isfinite(v).all()) for v in self._views)
         return missing, True
 
-    def remove(self) -> None:
-        """Take the hooks off again."""
-        for handle in self._handles:
-            handle.remove()
+    def overwritten(self) -> None:
+        """Somebody else used the memory: it holds no gradients, nor zeros, any more."""
+        for p in self._parameters:
+            p.grad = None
+        self._zeroed[:] = [False] * len(self._zeroed)
+
+
+def _all_finite(sums: list[Tensor]) -> bool:
+    if len({s.dtype for s in sums}) > 1:
+        sums = [s.double() for s in sums]
+    return math.isfinite(torch.stack(sums).sum().item())
+
+
+def _check_dense(gradient: Tensor) -> None:
+    if gradient.layout != torch.strided:
+        raise UsageError(
+            f"a parameter of shape {list(gradient.shape)} got a sparse gradient, and the parameter space is "
+            "dense: build its layer with sparse=False."
+        )

@@ -122,7 +122,8 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
 
 def _report(controller: Connection, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
+    with contextlib.suppress(OSError, ValueError):  # a full disk, a script that closed it
+        sys.stderr.write(text)
     ours = isinstance(error, PacelineError)
     body = {
         "error": type(error).__name__,

@@ -4,13 +4,14 @@ The object stays the same (schedulers, gradient scalers and the user hold on to 
 becomes a subclass of its class whose `step` is an exchange and whose state lives on the servers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.exceptions import UsageError
+from paceline.params import StateBook, TensorInfo
 
 __all__ = ["ExchangingOptimizer", "make_exchanging"]
 
@@ -65,20 +66,31 @@ def make_exchanging(optimizer: torch.optim.Optimizer, exchange: _Exchange) -> No
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (ExchangingOptimizer, kind), {"__module__": kind.__module__})
     optimizer._paceline = exchange  # type: ignore[attr-defined]
+    # A fused optimizer would have a gradient scaler leave the unscaling to its kernel.
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
-def pack_state(
-    state: dict[str, Any], names: list[str], key: Callable[[str, str, int, int], str]
-) -> dict[str, Tensor]:
-    """torch's state_dict of an optimizer as StateBook pieces. `names`: of the parameters, in its order."""
+def pack_state(state: dict[str, Any], infos: Sequence[TensorInfo | None]) -> dict[str, Tensor]:
+    """torch's state_dict of an optimizer as StateBook pieces.
+
+    Args:
+        infos: of the optimizer's parameters, in its order; None for those that are not trained.
+    """
     pieces: dict[str, Tensor] = {}
     for index, values in state["state"].items():
-        name = names[int(index)]
+        info = infos[int(index)]
+        if info is None:
+            continue
         for what, value in values.items():
             if isinstance(value, Tensor):
-                flat = value.detach().cpu()
-                pieces[key(name, what, 0, flat.numel())] = flat.reshape(-1) if flat.dim() else flat
+                piece = value.detach().cpu()
+                if piece.shape == info.shape and piece.dim():  # in memory order
+                    laid_out = torch.empty_strided(info.shape, info.stride, dtype=piece.dtype).copy_(piece)
+                    piece = laid_out.as_strided((info.numel,), (1,))
             elif isinstance(value, int | float):
-                kind = "#i" if isinstance(value, int) else "#f"
-                pieces[key(name, what + kind, 0, 1)] = torch.tensor(float(value), dtype=torch.float64)
+                what += "#i" if isinstance(value, int) else "#f"
+                piece = torch.tensor(float(value), dtype=torch.float64)
+            else:
+                continue
+            pieces[StateBook.key(info.name, what, 0, info.numel)] = piece
     return pieces

@@ -216,11 +216,15 @@ class RunSession(Session):
             for scheduler in got.schedulers:
                 self._quieten(scheduler)
         self._take_memory(layout, parameters)
-        self._settings = settings_of(got.optimizer)
-        self._send_settings = True
+        self._sent_settings: list[Any] = []
         make_exchanging(got.optimizer, self)
         _offer_no_sync(got.model)
-        got.model.register_load_state_dict_post_hook(lambda *_: self.assign())
+
+        def loaded(module: nn.Module, keys: Any) -> None:
+            if module is got.model:  # and not a copy of it (an average, say)
+                self.assign()
+
+        got.model.register_load_state_dict_post_hook(loaded)
         self.prepared = True
         loader = None
         if got.loader is not None:
@@ -252,7 +256,7 @@ class RunSession(Session):
             _pin(self._fresh)
         bind(parameters, tensor_views(self._near, layout))
         self._gradients = GradientMemory(parameters, tensor_views(self._near_slot, layout))
-        self._versions = [p._version for p in parameters]
+        self._versions = _whereabouts(parameters)
 
     # --- the optimizer's side ---------------------------------------------------------------------
 
@@ -261,10 +265,8 @@ class RunSession(Session):
         self._check_untouched()
         missing, finite = self._gradients.collect()
         body: dict[str, Any] = {"samples": self._samples, "leases": self._leases}
-        settings = settings_of(self._optimizer)
-        if settings != self._settings or self._send_settings:
-            body["settings"] = self._fused(settings)
-            self._settings, self._send_settings = settings, False
+        if self._settings_changed():
+            body["settings"] = _without_kernel_choice(settings_of(self._optimizer))
         if missing:
             body["missing"] = missing
         if not finite:
@@ -283,9 +285,15 @@ class RunSession(Session):
             self._send_metrics()
             self._report()
 
-    def _fused(self, settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Settings as the servers use them: what OptimizerSpec chose for `fused` stays."""
-        return [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings]
+    def _settings_changed(self) -> bool:
+        """Whether a setting differs from what was sent last. Every step asks, so it must be cheap."""
+        values = [[v for k, v in g.items() if k != "params"] for g in self._optimizer.param_groups]
+        if any(isinstance(v, Tensor) for group in values for v in group):
+            values = [list(g.values()) for g in settings_of(self._optimizer)]
+        if values == self._sent_settings:
+            return False
+        self._sent_settings = values
+        return True
 
     def _to_host(self) -> None:
         if self._near_slot is not self._slot:
@@ -297,12 +305,12 @@ class RunSession(Session):
 
     def _check_untouched(self) -> None:
         """Writing into parameters behind the servers' back would be lost: say so."""
-        versions = [p._version for p in self._parameters]
+        versions = _whereabouts(self._parameters)
         if versions == self._versions:
             return
         i = next(i for i, (a, b) in enumerate(zip(versions, self._versions, strict=True)) if a != b)
         raise UsageError(
-            f"parameter {self._layout.tensors[i].name!r} was changed in place after prepare(). The "
+            f"parameter {self._layout.tensors[i].name!r} was changed after prepare(). The "
             "servers own the parameters, so the change would be lost: call paceline.assign() right after it (on every "
             "worker), or change it before prepare()."
         )
@@ -317,9 +325,9 @@ class RunSession(Session):
         self._client.exchange(Kind.ASSIGN)
         self._client.forget_private_writes()
         self._from_host()
-        self._versions = [p._version for p in self._parameters]
-        for p in self._parameters:
-            p.grad = None
+        bind(self._parameters, tensor_views(self._near, self._layout))
+        self._versions = _whereabouts(self._parameters)
+        self._gradients.overwritten()
 
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's state_dict, with the state from the servers."""
@@ -359,10 +367,11 @@ class RunSession(Session):
                 f"the optimizer state has {sum(len(g['params']) for g in state['param_groups'])} parameters, "
                 f"this optimizer has {len(names)}."
             )
-        self._client.load_optimizer_state(pack_state(state, names, StateBook.key))
+        infos = {t.name: t for t in self._layout.tensors}
+        self._client.load_optimizer_state(pack_state(state, [infos.get(name) for name in names]))
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k != "params"})
-        self._send_settings = True
+        self._sent_settings = []
 
     def _names_in_optimizer_order(self) -> list[str]:
         names = {id(p): n for n, p in self._model.named_parameters()}
@@ -373,7 +382,9 @@ class RunSession(Session):
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
         """Leases from the lead server."""
         before = time.perf_counter()
-        grant = self._client.take(epoch, limit, wait=wait, give_back=give_back)
+        # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
+        carry = self._leases if wait else ()
+        grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry)
         if wait:
             self._wait_s += time.perf_counter() - before
         if grant.save:
@@ -444,6 +455,16 @@ class RunSession(Session):
             self._report()
             self._save()
             self._client.bye()
+
+
+def _whereabouts(parameters: Sequence[nn.Parameter]) -> list[tuple[int, int]]:
+    """Changes when a parameter is written to, or made to look at other memory."""
+    return [(p._version, p.data_ptr()) for p in parameters]
+
+
+def _without_kernel_choice(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What OptimizerSpec chose for `fused` on the servers stays."""
+    return [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings]
 
 
 def _json_safe(metrics: dict[str, float]) -> dict[str, Any]:

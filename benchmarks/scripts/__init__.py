@@ -1,0 +1,1 @@
+"""The scripts that benchmarks run under `paceline run`."""

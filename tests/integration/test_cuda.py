@@ -1,0 +1,39 @@
+"""Models on a GPU: the same promises, through host memory."""
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+SOURCE = """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 2)).to(DEVICE)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+g = torch.Generator().manual_seed(1)
+data = TensorDataset(torch.randn(64, 8, generator=g), torch.randint(0, 2, (64,), generator=g))
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8, shuffle=True))
+for epoch in range(3):
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x.to(DEVICE)), y.to(DEVICE)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+result({"device": str(next(model.parameters()).device), "weights": [p.sum().item() for p in model.parameters()]})
+"""
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_a_model_on_the_gpu_trains_like_one_on_the_cpu(run, mode, link):
+    workers = 2 if mode == "bsp" else 1
+    gpu = run("DEVICE = 'cuda'" + SOURCE, workers=workers, servers=2, mode=mode, link=link)
+    cpu = run("DEVICE = 'cpu'" + SOURCE, workers=workers, servers=2, mode=mode, link=link)
+    assert gpu.error is None and cpu.error is None
+    assert gpu.results()[0]["device"].startswith("cuda")
+    for name, value in cpu.model.items():
+        torch.testing.assert_close(gpu.model[name], value, rtol=1e-4, atol=1e-5)
+    # What the worker sees is what the servers hold.
+    seen = gpu.results()[0]["weights"]
+    torch.testing.assert_close(torch.tensor(seen), torch.stack([v.sum() for v in gpu.model.values()]), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,267 @@
+"""The life of a run, event by event: control/machine.py without a process or a clock."""
+
+import random
+import signal
+
+import pytest
+from paceline.control.machine import (
+    Announce,
+    End,
+    Launch,
+    Note,
+    RunMachine,
+    RunState,
+    Save,
+    WaitForCause,
+)
+
+
+def started(servers: int = 1, workers: int = 2, max_restarts: int = 3) -> RunMachine:
+    """A machine whose servers are ready."""
+    machine = RunMachine(servers=servers, workers=workers, max_restarts=max_restarts)
+    machine.begin()
+    for rank in range(servers):
+        machine.server_ready(rank)
+    assert machine.state is RunState.RUNNING
+    return machine
+
+
+def killed(machine: RunMachine, rank: int, number: int = signal.SIGKILL) -> list:
+    """The present incarnation of a worker dies of a signal."""
+    return machine.exited("worker", rank, machine.incarnations[rank], None, number)
+
+
+def test_servers_start_before_workers_and_are_announced_when_the_last_listens():
+    machine = RunMachine(servers=2, workers=2, max_restarts=0)
+    assert machine.begin() == [
+        Launch("server", 0, 0),
+        Launch("server", 1, 0),
+        Launch("worker", 0, 0),
+        Launch("worker", 1, 0),
+    ]
+    assert machine.server_ready(1) == []
+    assert machine.state is RunState.STARTING
+    assert machine.server_ready(0) == [Announce()]
+    assert machine.state is RunState.RUNNING
+
+
+def test_a_run_succeeds_when_all_workers_finished_and_the_last_checkpoint_is_written():
+    machine = started()
+    assert machine.worker_finished(1) == []
+    assert machine.worker_finished(0) == [Save()]
+    assert machine.state is RunState.FINISHING
+    assert machine.saved(None) == [End()]
+    assert machine.state is RunState.SUCCEEDED
+    assert machine.error is None
+
+
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run():
+    machine = started(workers=1)
+    machine.worker_finished(0)
+    assert machine.saved("the disk is full") == [End()]
+    assert machine.state is RunState.FAILED
+    assert machine.error == ("server:0", "the final checkpoint could not be written: the disk is full", "")
+
+
+def test_a_killed_worker_is_replaced_by_its_next_incarnation_and_the_user_is_told():
+    machine = started()
+    note, launch = killed(machine, 1)
+    assert launch == Launch("worker", 1, 1)
+    assert isinstance(note, Note)
+    assert "worker:1 was killed by SIGKILL; replaced (restart 1 of at most 3)" in note.text
+    assert machine.state is RunState.RECOVERING
+    machine.worker_back(1)
+    assert machine.state is RunState.RUNNING
+    assert machine.restarts == {0: 0, 1: 1}
+
+
+def test_restarts_are_counted_over_all_workers():
+    machine = started(max_restarts=2)
+    assert killed(machine, 0)[-1] == Launch("worker", 0, 1)
+    assert killed(machine, 1)[-1] == Launch("worker", 1, 1)
+    assert killed(machine, 0) == [End()]
+    role, message, _ = machine.error
+    assert role == "worker:0"
+    assert "was killed by SIGKILL after 2 restarts, and --max-restarts is 2" in message
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "SIGKILL, and --max-restarts is 0. The system kills like this when memory runs out"),
+        (signal.SIGSEGV, "SIGSEGV, and --max-restarts is 0. Compiled code that the script uses crashed"),
+        (signal.SIGTERM, "SIGTERM, and --max-restarts is 0. Somebody sent it that signal"),
+        (40, "signal 40, and --max-restarts is 0"),
+    ],
+)
+def test_without_restarts_the_message_says_what_such_a_death_usually_means(number, words):
+    machine = started(max_restarts=0)
+    assert killed(machine, 1, number) == [End()]
+    assert machine.error[0] == "worker:1"
+    assert words in machine.error[1]
+
+
+def test_a_worker_that_dies_before_the_servers_listen_does_not_keep_the_run_from_starting():
+    machine = RunMachine(servers=2, workers=2, max_restarts=3)
+    machine.begin()
+    machine.server_ready(0)
+    assert killed(machine, 0)[-1] == Launch("worker", 0, 1)
+    assert machine.state is RunState.STARTING
+    machine.worker_back(0)
+    assert machine.server_ready(1) == [Announce()]
+    assert machine.state is RunState.RUNNING
+
+
+def test_news_of_a_replaced_incarnation_is_ignored():
+    machine = started()
+    killed(machine, 1)
+    assert machine.exited("worker", 1, 0, None, signal.SIGKILL) == []
+    assert machine.exited("worker", 1, 0, 1, None) == []
+    assert machine.restarts[1] == 1
+
+
+@pytest.mark.parametrize(("code", "number"), [(0, None), (None, signal.SIGKILL)])
+def test_a_finished_worker_may_end_as_it_likes(code, number):
+    machine = started()
+    machine.worker_finished(1)
+    assert machine.exited("worker", 1, 0, code, number) == []
+    assert machine.patience_over() == []
+    assert machine.state is RunState.RUNNING
+
+
+def test_an_exit_noticed_before_its_goodbye_was_read_is_no_error():
+    machine = started()
+    assert machine.exited("worker", 1, 0, 0, None) == [WaitForCause()]
+    assert machine.worker_finished(1) == []
+    assert machine.patience_over() == []
+    assert machine.state is RunState.RUNNING
+    assert machine.worker_finished(0) == [Save()]
+
+
+def test_an_exit_noticed_before_its_report_was_read_shows_the_report():
+    machine = started()
+    assert machine.exited("worker", 1, 0, 1, None) == [WaitForCause()]
+    assert machine.failed("worker:1", "ValueError: no", "line 3", secondary=False) == [End()]
+    assert machine.error == ("worker:1", "ValueError: no", "line 3")
+
+
+def test_a_worker_that_exits_without_a_word_fails_the_run_after_a_moment():
+    machine = started()
+    assert machine.exited("worker", 1, 0, 3, None) == [WaitForCause()]
+    assert machine.patience_over() == [End()]
+    assert machine.error == ("worker:1", "exited with code 3 without saying why; look at its log.", "")
+
+
+def test_a_lost_link_waits_for_the_error_that_caused_it():
+    machine = started(servers=2)
+    assert machine.failed("worker:0", "LinkError: broken pipe", "", secondary=True) == [WaitForCause()]
+    assert machine.failed("server:0", "LinkError: lost server:1", "", secondary=True) == [WaitForCause()]
+    assert machine.exited("server", 1, 0, None, signal.SIGKILL) == [End()]
+    role, message, _ = machine.error
+    assert role == "server:1"
+    assert "was killed by SIGKILL" in message and "paceline resume" in message
+
+
+def test_a_lost_link_without_a_cause_is_shown_itself_and_the_first_one_wins():
+    machine = started(servers=2)
+    machine.failed("worker:0", "LinkError: first", "", secondary=True)
+    machine.failed("server:0", "LinkError: second", "", secondary=True)
+    assert machine.patience_over() == [End()]
+    assert machine.error == ("worker:0", "LinkError: first", "")
+
+
+def test_what_a_role_says_counts_more_than_its_exit_code_but_not_more_than_an_earlier_error():
+    machine = started()
+    machine.exited("worker", 1, 0, 1, None)
+    machine.failed("worker:0", "LinkError: consequence", "", secondary=True)
+    machine.failed("worker:1", "LinkError: cause", "", secondary=True)
+    machine.patience_over()
+    assert machine.error == ("worker:1", "LinkError: cause", "")
+
+
+def test_one_workers_goodbye_does_not_hide_anothers_silent_exit():
+    machine = started()
+    machine.exited("worker", 0, 0, 0, None)
+    machine.exited("worker", 1, 0, 7, None)
+    machine.worker_finished(0)
+    assert machine.patience_over() == [End()]
+    assert machine.error[0] == "worker:1"
+
+
+def test_only_the_first_error_is_kept():
+    machine = started()
+    machine.failed("worker:1", "ValueError: first", "", secondary=False)
+    assert machine.failed("worker:0", "ValueError: second", "", secondary=False) == []
+    assert machine.exited("server", 0, 0, None, signal.SIGKILL) == []
+    assert machine.error == ("worker:1", "ValueError: first", "")
+
+
+def test_a_stop_saves_first_and_a_second_one_does_not_wait():
+    machine = started()
+    note, save = machine.stop_requested()
+    assert isinstance(note, Note) and save == Save()
+    assert machine.state is RunState.STOPPING
+    assert killed(machine, 0) == []
+    assert machine.stop_requested()[-1] == End()
+    assert machine.state is RunState.STOPPED
+    assert machine.saved(None) == []
+    assert machine.error is None
+
+
+@pytest.mark.parametrize("problem", [None, "not written within 2.5 s"])
+def test_a_stop_ends_when_the_checkpoint_is_written_or_cannot_be(problem):
+    machine = started()
+    machine.stop_requested()
+    decisions = machine.saved(problem)
+    assert decisions[-1] == End()
+    assert [d.text for d in decisions[:-1]] == ([] if problem is None else [f"no checkpoint: {problem}"])
+    assert machine.state is RunState.STOPPED
+
+
+def test_a_stop_before_there_is_anything_to_save_ends_at_once():
+    machine = RunMachine(servers=1, workers=1, max_restarts=0)
+    machine.begin()
+    assert machine.stop_requested() == [End()]
+    assert machine.state is RunState.STOPPED
+
+
+def test_whatever_happens_a_run_that_is_over_stays_over_and_restarts_stay_within_their_number():
+    """Random events in random order: no exception, no launch too many, one end, no way back."""
+    for seed in range(500):
+        _check_random_life(random.Random(seed))
+
+
+def _check_random_life(rng: random.Random) -> None:
+    servers, workers, limit = rng.randint(1, 3), rng.randint(1, 4), rng.randint(0, 3)
+    machine = RunMachine(servers=servers, workers=workers, max_restarts=limit)
+    machine.begin()
+    launches = announced = ends = 0
+    for _ in range(60):
+        rank, server = rng.randrange(workers), rng.randrange(servers)
+        over = machine.state if machine.state.over else None
+        events = {
+            "ready": lambda s=server: machine.server_ready(s),
+            "back": lambda r=rank: machine.worker_back(r),
+            "finished": lambda r=rank: machine.worker_finished(r),
+            "killed": lambda r=rank: killed(machine, r),
+            "exited": lambda r=rank: machine.exited("worker", r, machine.incarnations[r], 1, None),
+            "server": lambda s=server: machine.exited("server", s, 0, 1, None),
+            "late": lambda r=rank: machine.exited("worker", r, -1, None, signal.SIGKILL),
+            "lost": lambda r=rank: machine.failed(f"worker:{r}", "lost", "", secondary=True),
+            "error": lambda r=rank: machine.failed(f"worker:{r}", "error", "", secondary=False),
+            "patience": machine.patience_over,
+            "stop": machine.stop_requested,
+            "saved": lambda: machine.saved(rng.choice([None, "no"])),
+        }
+        weights = [8, 6, 2, 3, 1, 0.1, 2, 1, 0.2, 0.5, 0.2, 2]
+        decisions = events[rng.choices(list(events), weights)[0]]()
+        launches += sum(isinstance(d, Launch) for d in decisions)
+        announced += decisions.count(Announce())
+        ends += decisions.count(End())
+        if over is not None:
+            assert machine.state is over
+            assert not any(isinstance(d, Launch | Announce | Save) for d in decisions)
+    assert launches <= limit
+    assert announced <= 1
+    assert ends == machine.state.over
+    assert (machine.error is not None) == (machine.state is RunState.FAILED)
