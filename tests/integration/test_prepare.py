@@ -4,8 +4,6 @@ References are hand-written loops of plain torch in this process. Data come in o
 a reference knows which worker had which batch: in bsp worker r of w has batch r of each w.
 """
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -406,7 +404,8 @@ def test_a_prepared_scheduler_and_settings_changed_by_hand_reach_the_servers_in_
         SETUP
         + """
 model = build()
-groups = [{"params": model[0].parameters(), "lr": 0.1, "weight_decay": 0.3}, {"params": model[2].parameters()}]
+groups = [
+    {"params": model[0].parameters(), "lr": 0.1, "weight_decay": 0.3}, {"params": model[2].parameters()}]
 optimizer = torch.optim.SGD(groups, lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 model, optimizer, loader, same = paceline.prepare(
@@ -457,7 +456,8 @@ scale = scaler.get_scale()
         SETUP
         + "model = build()\n"
         + make
-        + "model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(samples(24), batch_size=4))\n"
+        + "loader = DataLoader(samples(24), batch_size=4)\n"
+        + "model, optimizer, loader = paceline.prepare(model, optimizer, loader)\n"
         + loop
         + "result(scale)",
         mode="asp",
@@ -778,6 +778,8 @@ def count(model, optimizer, loader, epochs=2, stop=None):
 """
 exec(COUNTING, here)
 
+IN_PROCESSES = ", num_workers=2, persistent_workers=True"
+
 COUNT = (
     COUNTING
     + """
@@ -818,7 +820,7 @@ def test_the_users_sampler_decides_what_an_epoch_is_and_each_draw_is_used_once(r
     assert ran.error is None, ran.error
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    alone = AloneSession().prepare([model, optimizer, eval(loader, here)])
+    alone = AloneSession().prepare([model, optimizer, eval(loader.replace(IN_PROCESSES, ""), here)])
     expected = seen_by_epoch({0: here["count"](*alone)})
     seen = seen_by_epoch(ran.results())
     if "drop_last=True)" in loader and "batch_sampler" not in loader:
@@ -832,7 +834,9 @@ def test_the_users_sampler_decides_what_an_epoch_is_and_each_draw_is_used_once(r
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
 def test_a_stream_is_dealt_by_batches_and_nobody_waits_for_the_one_that_has_fewer(run, mode, stop):
     """7 batches over 2 workers: 4 and 3, in two epochs; also if all leave the first epoch early."""
-    ran = run(COUNT.format(loader="DataLoader(Stream(27), batch_size=4)", stop=stop), mode=mode, deadline_s=5.0)
+    ran = run(
+        COUNT.format(loader="DataLoader(Stream(27), batch_size=4)", stop=stop), mode=mode, deadline_s=5.0
+    )
     assert ran.error is None, ran.error
     whole = [list(range(a, min(a + 4, 27))) for a in range(0, 27, 4)]
     first = whole if stop is None else whole[:2]
@@ -886,7 +890,7 @@ paceline.prepare(model, torch.optim.SGD(model.parameters()), {loader})
 
 
 def test_every_kind_of_parameter_trains_as_in_plain_torch(run):
-    """Frozen, tied, 0-dim, channels_last, mixed dtypes, groups of their own settings, one more than a slice."""
+    """Frozen, tied, 0-dim, channels_last, mixed dtypes, groups of own settings, one larger than a slice."""
     source = """
 class Odd(nn.Module):
     def __init__(self):
@@ -894,8 +898,8 @@ class Odd(nn.Module):
         torch.manual_seed(5)
         self.conv = nn.Conv2d(2, 6, 3).to(memory_format=torch.channels_last)
         self.frozen = nn.Linear(6, 6).requires_grad_(False)
-        self.double = nn.Linear(6, 6).double()
-        self.half = nn.Parameter(torch.randn(6).bfloat16())
+        self.wide = nn.Linear(6, 6).double()
+        self.short = nn.Parameter(torch.randn(6).bfloat16())
         self.first = nn.Linear(6, 6, bias=False)
         self.second = nn.Linear(6, 6, bias=False)
         self.second.weight = self.first.weight
@@ -905,7 +909,7 @@ class Odd(nn.Module):
         self.big = nn.Parameter(torch.randn(1100, 1000) * 0.01)
     def forward(self, x):
         x = self.frozen(self.conv(x.to(memory_format=torch.channels_last)).mean((2, 3)))
-        x = self.second(torch.tanh(self.first(self.double(x.double()).float() * self.half.float())))
+        x = self.second(torch.tanh(self.first(self.wide(x.double()).float() * self.short.float())))
         return x * self.scale @ self.transposed + (self.big ** 2).sum()
 
 def make(fused):
@@ -1020,30 +1024,133 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert "Traceback" not in ran.error
 
 
-def test_the_same_script_alone_gives_the_same_bits(run, tmp_path):
-    """`python script.py` has no servers, and draws the same batches with the same kernels."""
-    import subprocess
-    import sys
+def test_a_script_that_runs_alone_gives_the_same_bits(run):
+    """No servers: the same batches, the same kernels."""
+    from paceline.worker.session import AloneSession
 
     loop = """
-from safetensors.torch import save_file
 model = build()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-loader = DataLoader(samples(50), batch_size=8, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+model, optimizer, loader = prepare([model, optimizer, DataLoader(samples(50), batch_size=8, shuffle=True)])
 for epoch in range(2):
     for x, y in loader:
         with model.no_sync():
             loss_of(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-save_file(model.state_dict(), sys.argv[1])
 """
-    ran = run(SETUP + loop, mode="asp", workers=1, servers=2, args=(str(tmp_path / "served.safetensors"),))
+    ran = run(
+        SETUP + "prepare = lambda objects: paceline.prepare(*objects)\n" + loop,
+        mode="asp",
+        workers=1,
+        servers=2,
+    )
     assert ran.error is None, ran.error
-    script = tmp_path / "script0.py"
-    subprocess.run([sys.executable, script, str(tmp_path / "alone.safetensors")], check=True)
-    from safetensors.torch import load_file
+    scope = {**here, "prepare": AloneSession().prepare}
+    exec(loop, scope)
+    same(ran.model, scope["model"].state_dict())
 
-    same(load_file(tmp_path / "alone.safetensors"), ran.model)
-    same(load_file(tmp_path / "served.safetensors"), ran.model)
+
+# --- who may assign, and when -----------------------------------------------------------------------
+
+
+def test_in_bsp_an_assign_is_one_for_all_also_if_it_depends_on_the_old_values(run):
+    """Nobody reads what another worker has assigned before it has assigned itself."""
+    ran = run(
+        SETUP
+        + """
+model = build()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(samples(48), batch_size=4))
+for x, y in loader:
+    loss_of(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.9)
+    paceline.assign()
+""",
+        workers=3,
+        servers=2,
+    )
+    assert ran.error is None, ran.error
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches(48, 12):
+        set_mean(model, [gradient(model, batch)], [1])
+        optimizer.step()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.9)
+    close(ran.model, model.state_dict())
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_in_bsp_an_assign_by_one_worker_alone_counts_for_all_from_their_next_step_on(run, link):
+    """It takes effect when the other one waits, so what the others compute on never changes under them."""
+    ran = run(
+        SETUP
+        + """
+model = build()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(samples(24), batch_size=4))
+if RANK == 1:
+    model.load_state_dict({k: torch.full_like(v, 0.5) for k, v in model.state_dict().items()})
+for x, y in loader:
+    loss_of(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        link=link,
+    )
+    assert ran.error is None, ran.error
+    model, loaded = build(), build()
+    loaded.load_state_dict({k: torch.full_like(v, 0.5) for k, v in loaded.state_dict().items()})
+    optimizer = torch.optim.SGD(loaded.parameters(), lr=0.1)
+    data = batches(24, 4)
+    set_mean(loaded, [gradient(model, data[0]), gradient(loaded, data[1])], [4, 4])
+    optimizer.step()
+    for i in (2, 4):
+        set_mean(loaded, [gradient(loaded, data[i]), gradient(loaded, data[i + 1])], [4, 4])
+        optimizer.step()
+    close(ran.model, loaded.state_dict())
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp:0"])
+def test_a_replaced_worker_that_loads_weights_after_prepare_does_not_undo_the_training(run, mode):
+    """Its script begins again, and so loads the old weights again: the run has newer ones."""
+    ran = run(
+        SETUP
+        + """
+model = build()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = DataLoader(samples(80), batch_size=4)
+fresh = optimizer.state_dict()
+model, optimizer, loader = paceline.prepare(model, optimizer, data)
+if RANK == 0 or MODE == "bsp" or (RUN_DIR / "killed").exists():
+    model.load_state_dict({k: torch.full_like(v, 100.0) for k, v in model.state_dict().items()})
+    optimizer.load_state_dict(fresh)
+start = float(next(model.parameters()).detach().mean())
+for i, (x, y) in enumerate(loader):
+    if RANK == 1 and i == 3 and not (RUN_DIR / "killed").exists():
+        (RUN_DIR / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    (sum(p.sum() for p in model.parameters()) * 10.0).backward()  # one step takes 1 and more off
+    optimizer.step()
+    optimizer.zero_grad()
+result(start)
+""".replace("MODE", repr(mode)),
+        mode=mode,
+    )
+    assert ran.error is None, ran.error
+    assert ran.status.restarts == 1
+    assert ran.results()[0] == 100.0
+    assert ran.results()[1] < 99.5, "it starts from the run's parameters"
+    assert ran.status.leases[0]["applied"] == 80
+    if mode == "bsp":  # the gradient is always 10, whoever died
+        value, velocity = 100.0, 0.0
+        for _ in range(ran.status.version):
+            velocity = 0.9 * velocity + 10.0
+            value -= 0.1 * velocity
+        assert ran.model["0.weight"].mean().item() == pytest.approx(value, rel=1e-5)

@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,12 @@ def header(kind: int, body_bytes: int, payload_bytes: int, *, magic: bytes = b"P
 
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
 def test_what_goes_in_comes_out(kind: Kind) -> None:
-    body = {"text": "Größe ✓", "numbers": [1, -2, 3.5, 1e300], "none": None, "nested": {"a": [{}]}}
+    body: dict[str, Any] = {
+        "text": "Größe ✓",
+        "numbers": [1, -2, 3.5, 1e300],
+        "none": None,
+        "nested": {"a": [{}]},
+    }
     payload = 1 << 40 if kind in PAYLOADS else 0
     data = frames.encode(kind, body, sequence=2**63, payload_bytes=payload, key=KEY)
     got = frames.parse_header(data[:HEADER_BYTES])

@@ -171,7 +171,7 @@ def test_a_byte_now_and_then_does_not_hold_a_connection_open(
             now += 1.0
             return b"P"
 
-    monkeypatch.setattr(handshake.time, "monotonic", lambda: now)
+    monkeypatch.setattr("paceline.comm.handshake.time.monotonic", lambda: now)
     with pytest.raises(AuthError, match="went silent in a test"):
         handshake.receive_exactly(Slow(), 32, "in a test", deadline=5.0)  # type: ignore[arg-type]
     assert now == 5.0
@@ -257,13 +257,14 @@ def test_more_strangers_than_places_are_turned_away_at_once(
 def test_an_authenticated_newcomer_must_say_hello() -> None:
     handler = Echo()
     with running(handler) as hub:
-        for kind, body in [
+        hellos: list[tuple[Kind, dict[str, Any]]] = [
             (Kind.STATS, {}),
             (Kind.HELLO, {}),
             (Kind.HELLO, {"role": "worker"}),
             (Kind.HELLO, {"role": "worker", "rank": "0"}),
             (Kind.HELLO, {"role": 1, "rank": True}),
-        ]:
+        ]
+        for kind, body in hellos:
             connection = connect(hub.listener.address, SECRET, peer="server:0")
             connection.sock.settimeout(5)
             connection.send(kind, body)
@@ -278,7 +279,7 @@ def test_an_authenticated_newcomer_must_say_hello() -> None:
 def test_another_user_may_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = socket.socketpair()
     with near, far:
-        monkeypatch.setattr(connection_module.os, "geteuid", lambda: 12_345)
+        monkeypatch.setattr("paceline.comm.connection.os.geteuid", lambda: 12_345)
         with pytest.raises(AuthError, match="may not connect to a role of user 12345"):
             accept(far, SECRET)
 

@@ -111,7 +111,7 @@ def test_a_released_connection_is_somebody_elses_to_read() -> None:
 
 
 def test_connections_served_have_the_hubs_patience() -> None:
-    with linked() as (a, b):
+    with linked() as (_, b):
         hub = Hub(Echo(), Listener(tcp=False), SECRET, patience_s=7)
         b.sock.settimeout(None)
         hub.add(b)
@@ -135,10 +135,12 @@ def test_posting_never_blocks_however_far_behind_the_hub_is() -> None:
     hub = Hub(Echo(), Listener(tcp=False), SECRET, patience_s=5)
     calls: list[int] = []
     count = 20_000
-    poster = threading.Thread(
-        target=lambda: [hub.post(lambda i=i: calls.append(i)) for i in range(count)],  # type: ignore[misc]
-        daemon=True,
-    )
+
+    def post_all() -> None:
+        for i in range(count):
+            hub.post(lambda i=i: calls.append(i))  # type: ignore[misc]
+
+    poster = threading.Thread(target=post_all, daemon=True)
     poster.start()
     poster.join(10)
     assert not poster.is_alive(), "post waits for the hub"

@@ -90,7 +90,10 @@ def execute(
         status = controller.run()
     except RoleFailed:
         status = controller.status
-    write_report(run.path, status, plan.job.to_json(), command)
+    try:
+        write_report(run.path, status, plan.job.to_json(), command)
+    except OSError as error:
+        status.messages.append(f"the report cannot be written: {error.strerror or error} ({run.path})")
     return status
 
 

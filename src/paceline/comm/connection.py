@@ -2,7 +2,6 @@
 
 import array
 import contextlib
-import itertools
 import os
 import secrets
 import socket
@@ -107,9 +106,9 @@ class Connection:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
 
     def send_streamed(
-        self, kind: Kind, body: dict[str, Any], size: int, payload: Iterator[memoryview], count: int
+        self, kind: Kind, body: dict[str, Any], size: int, payload: Iterator[memoryview]
     ) -> None:
-        """Send a frame whose payload of `size` bytes comes as `count` pieces, as they get ready.
+        """Send a frame whose payload of `size` bytes comes in pieces, as they get ready.
 
         Raises:
             LinkError: the other side is gone, or the pieces were not `size` bytes: the link is
@@ -119,7 +118,7 @@ class Connection:
         self._sent += 1
         try:
             self.sock.sendall(head)
-            for view in itertools.islice(payload, count):
+            for view in payload:
                 self.sock.sendall(view)
                 size -= view.nbytes
         except OSError as error:

@@ -72,7 +72,13 @@ class Kind(IntEnum):
     PULL = 23  # worker → server: fresh parameters without a push (after a rest)
 
 
-_BODY_LIMIT = {Kind.OFFER: _LARGE, Kind.ADOPT: _LARGE, Kind.ADOPTED: _LARGE, Kind.STATE: _LARGE}
+_BODY_LIMIT = {
+    Kind.PUSH: 4 << 20,
+    Kind.OFFER: _LARGE,
+    Kind.ADOPT: _LARGE,
+    Kind.ADOPTED: _LARGE,
+    Kind.STATE: _LARGE,
+}
 _WITH_PAYLOAD = frozenset(
     [
         Kind.OFFER,

@@ -32,6 +32,7 @@ from paceline.exceptions import FrameError, LinkError, RoleFailed
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.plan import Plan
 from paceline.storage.checkpoint import load
+from paceline.worker import FAILURE_MARK
 
 __all__ = ["Controller"]
 
@@ -159,6 +160,7 @@ class Controller:
                 "keep_checkpoints": job.keep_checkpoints,
                 "resume": None if self._resume is None else str(self._resume),
                 "clip_norm": job.clip_norm,
+                "import_from": _directory_of(job.script) if job.optimizers else None,
             }
         else:
             config = {
@@ -365,13 +367,18 @@ def _checkpoint_names(run: RunDirectory) -> list[str]:
     return sorted(p.name for p in run.checkpoints_path.glob("version-*") if not p.suffix)
 
 
+def _directory_of(script: str | None) -> str | None:
+    return None if script is None else str(Path(script).resolve().parent)
+
+
 class _Tail:
-    """New lines of a growing file."""
+    """New lines that a worker's script wrote to its log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = path.stat().st_size if path.exists() else 0
         self._rest = ""
+        self._ended = False
 
     def new_lines(self, *, flush: bool = False) -> list[str]:
         with contextlib.suppress(OSError), self._path.open(errors="replace") as file:
@@ -382,7 +389,10 @@ class _Tail:
         if flush and self._rest:
             lines.append(self._rest)
             self._rest = ""
-        return lines
+        if FAILURE_MARK in lines:
+            self._ended = True
+            return lines[: lines.index(FAILURE_MARK)]
+        return [] if self._ended else lines
 
 
 @contextlib.contextmanager

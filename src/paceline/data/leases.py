@@ -201,9 +201,7 @@ class LeaseBook:
     @property
     def remaining(self) -> int:
         """Samples of this epoch that nobody has taken."""
-        return _count(self._pool) + sum(
-            _count(share) for shares in self._shares.values() for share in shares
-        )
+        return _count(self._pool) + sum(_count(share) for shares in self._shares.values() for share in shares)
 
     def accounts(self) -> list[dict[str, int]]:
         """What became of the samples of each epoch so far, the current one last.

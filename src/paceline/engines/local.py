@@ -129,6 +129,9 @@ class _Forks:
     """The fork server's job done by this very process, for programs that only it knows."""
 
     def __init__(self, control: socket.socket, program: Callable[[], None]) -> None:
+        # The first torch.optim object of a process imports this, for seconds: once here, not in each role.
+        import torch._dynamo  # noqa: F401
+
         self._control = control
         self._program = program
         self._threads: list[threading.Thread] = []

@@ -29,6 +29,10 @@ class Offer:
         self.layout = Layout.from_json(body.get("layout"))
         self.spec = OptimizerSpec.from_json(body.get("optimizer"))
         self.data = None if body.get("data") is None else field(body, "data", dict)
+        if self.layout.whole_tensors != self.spec.whole_tensors:
+            raise FrameError(f"a layout that is cut otherwise than {self.spec.target} needs")
+        if max(t.group for t in self.layout.tensors) >= len(self.spec.groups):
+            raise FrameError("tensors in a parameter group that the optimizer does not have")
         self.state_keys = [str(k) for k in field(body, "state_keys", list)]
 
     def difference(self, other: "Offer") -> str | None:

@@ -84,6 +84,7 @@ class Lead:
         self._pushes: dict[PushId, Push] = {}
         self._parked: dict[int, int] = {}
         self._streamed = 0
+        self._assigns: dict[int, PushId] = {}
         # Clock and last epoch of those whose script ended in order; the epochs of the others.
         self._finished: dict[int, tuple[int, int]] = {}
         self._entered: dict[int, int] = {}
@@ -121,7 +122,8 @@ class Lead:
             del self._pushes[push]
         if self.book:
             self.book.left(worker)
-        return [*steps, ["left", worker, incarnation]]
+        self._assigns.pop(worker, None)
+        return [*steps, ["left", worker, incarnation], *self._assigned()]
 
     def push(self, push: Push) -> Steps:
         """A gradient arrived whole.
@@ -133,7 +135,7 @@ class Lead:
             self._check_nobody_finished(push.id.worker)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
-        return self._steps(self.machine.pushed(push.id, push.read_version))
+        return [*self._steps(self.machine.pushed(push.id, push.read_version)), *self._assigned()]
 
     def take(
         self, worker: int, epoch: int, limit: int, *, wait: bool
@@ -153,7 +155,35 @@ class Lead:
         if leases or self.over(epoch) or not wait:
             return leases, []
         self._parked[worker] = epoch
-        return None, self._steps(self.machine.rested(worker))
+        return None, [*self._steps(self.machine.rested(worker)), *self._assigned()]
+
+    def assign(self, push: PushId) -> Steps:
+        """A worker sent parameters to take over.
+
+        Where workers read one memory, that must not change while another one computes on it, or computes
+        what it will itself assign: it changes when all have assigned (the lowest rank's values count) or
+        wait for something else.
+        """
+        if not self.mode.in_place:
+            return [["assign", *_listed(push)], ["admit", push.worker, self.version]]
+        self._assigns[push.worker] = push
+        return self._assigned()
+
+    @property
+    def missing_assigns(self) -> set[int]:
+        """Whom those who wait in an assign wait for."""
+        if not self._assigns:
+            return set()
+        return self.machine.active - self._assigns.keys() - {push.worker for push in self._pushes}
+
+    def _assigned(self) -> Steps:
+        if not self._assigns or self.missing_assigns:
+            return []
+        first, *rest = sorted(self._assigns.values())
+        self._assigns.clear()
+        drops = [["drop", *_listed(push)] for push in rest]
+        admits = [["admit", push.worker, self.version] for push in (first, *rest)]
+        return [*drops, ["assign", *_listed(first)], *admits]
 
     def over(self, epoch: int) -> bool:
         """Whether an epoch is finished for everybody."""
@@ -260,3 +290,7 @@ class Lead:
             weight = p.samples if known else 1
             parts.append([p.id.worker, p.id.incarnation, p.id.sequence, weight])
         return ["reduce" if self._clip_norm is not None else "apply", parts]
+
+
+def _listed(push: PushId) -> list[int]:
+    return [push.worker, push.incarnation, push.sequence]

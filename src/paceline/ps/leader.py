@@ -6,10 +6,12 @@ longer than the deadline, and gathers checkpoints.
 
 import contextlib
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
@@ -20,7 +22,7 @@ from paceline.params import bytes_of, partition
 from paceline.ps.adoption import Adoption
 from paceline.ps.lead import EarlyExit, Lead, Push, Steps
 from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer
-from paceline.ps.saving import Saver, read_blob, state_book
+from paceline.ps.saving import Saver, read_blob, state_book, worker_state
 from paceline.ps.server import TICK_S, Server, ServerConfig, rank_of
 from paceline.storage.checkpoint import Checkpoint, FileInfo, load
 
@@ -29,6 +31,8 @@ __all__ = ["LeadServer", "serve"]
 log = logging.getLogger("paceline.server")
 
 _LEASES_AT_ONCE = 8
+_HURRY_S = 0.8
+"""How long a checkpoint that was asked for waits for the end of a round and for the workers' parts."""
 
 
 class LeadServer(Server):
@@ -50,7 +54,10 @@ class LeadServer(Server):
         self._saver: Saver | None = None
         self._save_flags: set[int] = set()
         self._save_again = False
+        self._save_at_next = False
+        self._hurry_at: float | None = None
         self._last_saved = -1
+        self._unsaved = False  # something is newer than a checkpoint of this version would have it
         self._states: dict[str, dict[str, Tensor]] = {}
         self._last_stats = 0.0
         self._said: set[str] = set()
@@ -144,6 +151,10 @@ class LeadServer(Server):
             self._lead.restore(saved.meta["lead"])
             self._last_saved = self._lead.version
             self._shard.restore(state_book(saved))
+            # Until workers send newer ones, the next checkpoint keeps what this one has of them.
+            for rank in range(self.config.workers):
+                if kept := worker_state(saved, rank):
+                    self._states[f"worker-{rank}.safetensors"] = kept
         self._adopting = set(self._followers)
         message = {
             "layout": model.layout.to_json(),
@@ -221,8 +232,9 @@ class LeadServer(Server):
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
         peer = self._peer(connection)
         push = self._receive_push(peer, frame.body)
-        assign = ["assign", push.worker, push.incarnation, push.sequence]
-        self._act([assign, ["admit", peer.worker, self._lead.version]])
+        self._unsaved = True
+        self._held_since[peer.worker] = time.monotonic()
+        self._act(self._lead.assign(push))
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
         self._act([["admit", self._peer(connection).worker, self._lead.version]])
@@ -261,7 +273,9 @@ class LeadServer(Server):
         rank = rank_of(connection)
         blob = connection.read_blob(frame, MAX_STATE_BYTES)
         self._states[f"worker-{rank}.safetensors"] = read_blob(blob, f"what worker:{rank} saved")
-        if self._saver is not None:
+        if self._saver is None or rank not in self._saver.waits_for:
+            self._unsaved = True  # unasked: the worker's end
+        else:
             self._saver.worker_saved(rank)
 
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
@@ -293,10 +307,18 @@ class LeadServer(Server):
         """Forward steps to the followers, then execute them."""
         if not steps:
             return
+        if self._norms_due:  # an update is half done: what follows in the order waits for its commit
+            self._after_norms += steps
+            return
         applies = [i for i, step in enumerate(steps) if step[0] == "apply"]
         if applies and self._save_is_due():
             at = applies[-1] + 1
             steps = [*steps[:at], *self._begin_save(), *steps[at:]]
+        for i, step in enumerate(steps):
+            if step[0] == "reduce":
+                self._norms_due = self.config.servers
+                steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
+                break
         self._forward(steps)
         self._orders.extend(steps)
         self._advance()
@@ -316,10 +338,6 @@ class LeadServer(Server):
         self._lead.totals.refused += 1
 
     def _reduced(self, norms: list[tuple[int, float]]) -> None:
-        # What follows in the order waits for the commit, here as on the followers.
-        self._after_norms = list(self._orders)
-        self._orders.clear()
-        self._norms_due = self.config.servers
         self._add_norms(norms)
 
     def _add_norms(self, norms: list[Any]) -> None:
@@ -330,38 +348,48 @@ class LeadServer(Server):
         assert self.config.clip_norm is not None
         norm = sum(self._norms[i] for i in sorted(self._norms)) ** 0.5
         self._norms.clear()
+        held, self._after_norms = self._after_norms, []
         # torch.nn.utils.clip_grad_norm_'s formula
         steps: Steps = [["commit", min(1.0, self.config.clip_norm / (norm + 1e-6))]]
-        if self._save_is_due():
+        if self._save_is_due() and not any(step[0] == "reduce" for step in held):
             steps += self._begin_save()
-        self._forward(steps)
-        self._orders.extend([*steps, *self._after_norms])
-        self._after_norms = []
-        self._advance()
+        self._order([*steps, *held])
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def _save_is_due(self) -> bool:
         every = self.config.checkpoint_every
-        return every > 0 and self._lead.version % every == 0
+        return self._save_at_next or (every > 0 and self._lead.version % every == 0)
 
     def _save_now(self) -> None:
-        """The controller wants a checkpoint of this moment."""
+        """The controller wants a checkpoint, soon."""
+        self._hurry_at = self._hurry_at or time.monotonic() + _HURRY_S
         if self.shard is None:
             self._report({"checkpoint": None, "reason": "there is no model yet"})
         elif self._saver is not None:
-            self._save_again = self._saver.version < self._lead.version
-            self._saver.stop_waiting()
-        elif self._last_saved == self._lead.version:
+            self._save_again = self._unsaved or self._saver.version < self._lead.version
+        elif self._last_saved == self._lead.version and not self._unsaved:
             self._report({"checkpoint": "kept", "version": self._last_saved})
+        elif self.mode.by_round and self._lead.machine.active:
+            # Between two rounds every worker is between two batches, and a resume is bitwise.
+            self._save_at_next = True
         else:
             self._order(self._begin_save())
+
+    def _hurry(self) -> None:
+        """A checkpoint was asked for and somebody takes his time: cut it here, commit what there is."""
+        self._hurry_at = None
+        if self._save_at_next:
+            self._order(self._begin_save())
+        if self._saver is not None:
+            self._saver.stop_waiting()
 
     def _begin_save(self) -> Steps:
         """The step that cuts a checkpoint here; none if the one before is still being written."""
         if self._saver is not None:
             log.warning("checkpoint %s skipped: the one before is not finished", self._lead.version)
             return []
+        self._save_at_next = self._unsaved = False
         workers = set(self._lead.machine.members) & set(self._peers)
         try:
             self._saver = Saver(
@@ -427,6 +455,7 @@ class LeadServer(Server):
         if again:
             self._save_now()
         else:
+            self._hurry_at = None
             self._report(body)
 
     def _report(self, body: dict[str, Any]) -> None:
@@ -443,6 +472,8 @@ class LeadServer(Server):
         self._last_stats = now
         self._write_pushes()
         self._check_deadline(now)
+        if self._hurry_at is not None and now > self._hurry_at:
+            self._hurry()
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, self._stats())
 
@@ -508,7 +539,7 @@ class LeadServer(Server):
                 return
 
     def _blockers(self, worker: int) -> set[int]:
-        waits_for = self._lead.machine.waiting.get(worker, set())
+        waits_for = self._lead.machine.waiting.get(worker, set()) | self._lead.missing_assigns
         if not waits_for and self._lead.book:
             waits_for = set(self._lead.book.outstanding)
         # What nobody holds, somebody has still to take or to read to its end.
@@ -518,6 +549,9 @@ class LeadServer(Server):
 
 def serve(config: ServerConfig, secret: bytes, controller: Connection) -> None:
     """Be a server in this process until the controller stops it."""
+    if config.import_from is not None:
+        sys.path.insert(0, config.import_from)
+    torch.set_num_threads(1)  # the shard has its own threads
     kind = LeadServer if config.rank == 0 else Server
     kind(config, secret, controller).run()
 

@@ -7,7 +7,7 @@ region; over TCP they are buffers of this process that a thread of the peer fill
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -137,7 +137,10 @@ class TcpPeer(WorkerPeer):
         reason = "closed"
         try:
             while True:
-                frame = self.connection.receive()
+                try:
+                    frame = self.connection.receive()
+                except TimeoutError:
+                    continue  # a long step is no fault; who waits for it has a deadline
                 if frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
                     if frame.payload_bytes:
                         self.connection.read_into(self._into)
@@ -150,7 +153,7 @@ class TcpPeer(WorkerPeer):
                     if frame.payload_bytes:
                         self.connection.read_blob(frame, MAX_STATE_BYTES)
                     self._post(self, frame, "")
-        except (LinkError, TimeoutError) as error:
+        except LinkError as error:
             reason = str(error)
         self._post(self, None, reason)
 
@@ -158,7 +161,16 @@ class TcpPeer(WorkerPeer):
         body = self._outbox.get()
         if not isinstance(body, dict):
             return False
-        # The header promises the size; the slices follow as the server finishes them.
-        views = (self._out[i] for i in iter(self._outbox.get, None) if isinstance(i, int))
-        self.connection.send_streamed(Kind.ADMIT, body, self._nbytes, views, len(self._out))
+        # The header promises the size; the slices follow in order, as soon as the server has them.
+        self.connection.send_streamed(Kind.ADMIT, body, self._nbytes, self._in_order())
         return True
+
+    def _in_order(self) -> Iterator[memoryview]:
+        ready: set[int] = set()
+        for position, view in enumerate(self._out):
+            while position not in ready:
+                done = self._outbox.get()
+                if not isinstance(done, int):
+                    return  # the server is closing this link
+                ready.add(done)
+            yield view

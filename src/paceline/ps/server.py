@@ -40,8 +40,6 @@ __all__ = ["Server", "ServerConfig", "rank_of"]
 
 log = logging.getLogger("paceline.server")
 
-_SMALL_SHARD_BYTES = 1 << 20
-
 TICK_S = 0.25
 """How often a server looks around when nothing happens."""
 
@@ -63,6 +61,8 @@ class ServerConfig:
     clip_norm: float | None = None
     optimizers: tuple[str, ...] = ()
     """Optimizers beyond torch.optim that workers may ask for."""
+    import_from: str | None = None
+    """The script's directory, where those optimizers may be, as they are for the script."""
     host: str = "127.0.0.1"
     threads: int = 1
 
@@ -133,6 +133,8 @@ class Server:
         if self._lead_link is not None:
             self._lead_link.close()
         self._hub.close()
+        if self.shard is not None:
+            self.shard.close()
 
     def _fail(self, error: PacelineError) -> None:
         """The run cannot go on: tell the controller, once."""
@@ -209,10 +211,8 @@ class Server:
         else:
             self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
         mine = partition(layout, self.config.servers)[self.config.rank]
-        self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers)
-        # Waking a second thread costs more than a small shard's update.
-        small = self.shard.nbytes < _SMALL_SHARD_BYTES
-        torch.set_num_threads(1 if small else self.config.threads)
+        lanes = self.config.threads
+        self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers, lanes)
         log.info(
             "adopted %s tensors in %s slices, %.1f MB mine, fingerprint %s",
             len(layout.tensors),
@@ -293,18 +293,25 @@ class Server:
         push = PushId(peer.worker, peer.incarnation, field(body, "sequence", int))
         if "settings" in body:
             peer.settings = self._checked_settings(field(body, "settings", list))
-        missing = frozenset(field(body, "missing", list, []))
+        missing = field(body, "missing", list, [])
+        if not all(isinstance(i, int) for i in missing):
+            raise FrameError("tensors without a gradient that are not numbers")
         # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
         # an earlier incarnation goes when the lead says that it is gone.)
         for older in [p for p, pushed in self._pushed.items() if pushed.peer is peer]:
             del self._pushed[older]
-        self._pushed[push] = _Pushed(peer, field(body, "void", bool, False), missing)
+        self._pushed[push] = _Pushed(peer, field(body, "void", bool, False), frozenset(missing))
         return push
 
     def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
         assert self._spec is not None
         if len(settings) != len(self._spec.groups) or not all(isinstance(s, dict) for s in settings):
             raise FrameError("settings that do not fit the parameter groups")
+        for given, known in zip(settings, self._spec.groups, strict=True):
+            for name, value in given.items():
+                # What was a number stays one: the optimizer must not stumble over it later.
+                if isinstance(known.get(name), float | int) and not isinstance(value, float | int):
+                    raise FrameError(f"setting {name!r} is {value!r:.40}, expected a number")
         return [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in settings]
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
@@ -380,7 +387,7 @@ class Server:
                 self._write_snapshot(Path(directory))
             case ["reduce", pushes]:
                 contributions, self._reduce_settings = self._contributions(pushes)
-                self._reduced(self.shard.reduce(contributions) if contributions else [])
+                self._reduced(self.shard.reduce(contributions))
             case ["apply", pushes]:
                 contributions, settings = self._contributions(pushes)
                 self._update(

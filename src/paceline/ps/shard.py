@@ -2,12 +2,17 @@
 
 The update is torch's own optimizer on each slice, one optimizer object a slice. Its parameters are the
 slice's segments (the parts of tensors in it), so a tensor that got no gradient is skipped exactly as in a
-plain loop. Slices are summed, checked and updated one after the other, while each is in the cache.
+plain loop. A slice is summed, checked, updated and copied while it is in the cache.
+
+Slices are dealt to lanes, one thread each. torch's own threads inside an operation would do as well on an
+idle machine, but they spin at barriers, and a server shares its cores with workers (docs/decisions.md).
 """
 
 import collections
+import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +31,9 @@ from paceline.params import (
 )
 
 __all__ = ["Contribution", "Gradients", "Shard"]
+
+_SMALL_SHARD_BYTES = 1 << 20
+"""Up to here handing slices to a second thread costs more than it saves."""
 
 
 class Gradients:
@@ -53,17 +61,19 @@ class _SliceState:
     flat: Tensor
     segments: list[Tensor]
     optimizer: torch.optim.Optimizer
+    step: Callable[[], Any]
     settings: Any = None
     holds: Any = None
     """Whose gradient views the segments' .grad are now."""
 
 
 class Shard:
-    """Parameters and optimizer state of some slices. Not thread safe: one thread updates.
+    """Parameters and optimizer state of some slices. Methods are called by one thread.
 
     Args:
         base: the bytes of the whole parameter space; only this shard's slices of it are touched.
         allowed: optimizers beyond torch.optim that may be imported.
+        lanes: threads that share the work of an update. A small shard uses one whatever this says.
     """
 
     def __init__(
@@ -73,20 +83,24 @@ class Shard:
         slices: Sequence[Slice],
         base: Tensor,
         allowed: Collection[str] = (),
+        lanes: int = 1,
     ) -> None:
         self.layout = layout
         self.slices = tuple(slices)
         self.spec = spec
         self.base = base
-        self._refusals: collections.Counter[int] = collections.Counter()
+        self._refusals: list[int] = []
         self._states: list[_SliceState] = []
         largest = 0
         for piece in self.slices:
             segments = [segment_view(base, layout, g) for g in piece.segments]
             optimizer = spec.build(piece.group, segments, allowed)
-            self._states.append(_SliceState(piece, flat_view(base, piece), segments, optimizer))
+            flat = flat_view(base, piece)
+            self._states.append(_SliceState(piece, flat, segments, optimizer, _bare_step(optimizer)))
             largest = max(largest, piece.nbytes)
-        self._scratch = torch.empty(largest, dtype=torch.uint8)
+        self._lanes = min(lanes, len(self.slices)) if self.nbytes > _SMALL_SHARD_BYTES else 1
+        self._pool = ThreadPoolExecutor(self._lanes - 1, "lane", _no_grad) if self._lanes > 1 else None
+        self._scratch = [torch.empty(largest, dtype=torch.uint8) for _ in range(self._lanes)]
         self._means: list[Tensor] = []
         self._reduced: list[Sequence[Contribution]] = []
 
@@ -96,8 +110,26 @@ class Shard:
 
     def take_refusals(self) -> dict[int, int]:
         """Slices refused for NaN or Inf since the last call, by worker."""
-        found, self._refusals = self._refusals, collections.Counter()
-        return found
+        found, self._refusals = self._refusals, []
+        return collections.Counter(found)
+
+    def close(self) -> None:
+        """End the lanes' threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _each(self, work: Callable[[int], None]) -> None:
+        """Call `work` with every slice's position, shared among the lanes; a slice is always in one lane."""
+
+        def lane(number: int) -> None:
+            for i in range(number, len(self._states), self._lanes):
+                work(i)
+
+        with torch.no_grad():
+            others = [self._pool.submit(lane, n) for n in range(1, self._lanes)] if self._pool else []
+            lane(0)
+            for other in others:
+                other.result()
 
     def flats(self, base: Tensor) -> list[Tensor]:
         """This shard's slices as flat tensors over another copy of the space."""
@@ -115,15 +147,20 @@ class Shard:
         Args:
             settings: of each parameter group; None keeps what was used last.
             copies: copies of this shard (see `flats`) to refresh slice by slice, while it is in the cache.
-            on_slice: called with the position of each slice that is updated and copied.
+            on_slice: called with the position of each slice that is updated and copied, in any order and
+                from any lane.
         """
-        for i, state in enumerate(self._states):
+
+        def work(i: int) -> None:
+            state = self._states[i]
             if contributions:
                 self._step(i, state, contributions, settings)
             for copy in copies:
                 copy[i].copy_(state.flat)
             if on_slice is not None:
                 on_slice(i)
+
+        self._each(work)
 
     def _step(
         self,
@@ -135,13 +172,14 @@ class Shard:
         if len(contributions) == 1:
             only = contributions[0]
             if not _finite(only.gradients.flat[i]):
-                self._refusals[only.worker] += 1
+                self._refusals.append(only.worker)
                 return
             if state.holds is not only.gradients or only.missing:
                 self._hand_over(state, only.gradients.segments[i], only.missing)
                 state.holds = None if only.missing else only.gradients
         else:
-            mean = self._scratch[: state.piece.nbytes].view(dtype_named(state.piece.dtype))
+            scratch = self._scratch[i % self._lanes]
+            mean = scratch[: state.piece.nbytes].view(dtype_named(state.piece.dtype))
             good = self._mean(i, mean, contributions)
             if not good:
                 return
@@ -152,7 +190,7 @@ class Shard:
         if settings is not None and state.settings is not settings:
             state.optimizer.param_groups[0].update(settings[state.piece.group])
             state.settings = settings
-        state.optimizer.step()
+        state.step()
 
     def _mean(self, i: int, out: Tensor, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
         """The weighted mean of slice `i` into `out`, in the order given; returns who is in it."""
@@ -164,12 +202,12 @@ class Shard:
             if _finite(c.gradients.flat[i]):
                 good.append(c)
             else:
-                self._refusals[c.worker] += 1
+                self._refusals.append(c.worker)
         if good:
             _sum_into(out, i, good)
             if not _finite(out):  # finite parts, but their sum is not
                 for c in good:
-                    self._refusals[c.worker] += 1
+                    self._refusals.append(c.worker)
                 return []
         return good
 
@@ -196,15 +234,17 @@ class Shard:
         """First half of an update with a bound on the norm: means only. Returns (slice, sum of squares)."""
         if not self._means:
             self._means = [torch.empty_like(s.flat) for s in self._states]
-        norms = []
-        self._reduced = []
-        for i, state in enumerate(self._states):
-            good = self._mean(i, self._means[i], contributions)
-            self._reduced.append(good)
-            square = (
-                float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64)) ** 2 if good else 0.0
-            )
-            norms.append((state.piece.index, square))
+        self._reduced = [()] * len(self._states)
+        norms = [(s.piece.index, 0.0) for s in self._states]
+
+        def work(i: int) -> None:
+            self._reduced[i] = self._mean(i, self._means[i], contributions)
+            if self._reduced[i]:
+                norm = float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64))
+                norms[i] = (self._states[i].piece.index, norm**2)
+
+        if contributions:
+            self._each(work)
         return norms
 
     def commit(
@@ -215,7 +255,9 @@ class Shard:
         on_slice: Callable[[int], None] | None = None,
     ) -> None:
         """Second half: scale the means of the last `reduce` and apply them."""
-        for i, state in enumerate(self._states):
+
+        def work(i: int) -> None:
+            state = self._states[i]
             if self._reduced[i]:
                 if scale != 1.0:
                     self._means[i].mul_(scale)
@@ -225,6 +267,8 @@ class Shard:
                 copy[i].copy_(state.flat)
             if on_slice is not None:
                 on_slice(i)
+
+        self._each(work)
 
     def assign(self, values: Gradients) -> None:
         """Overwrite the parameters with what lies in a worker's gradient memory."""
@@ -276,6 +320,19 @@ class Shard:
                 state.optimizer.state.pop(tensor, None)
                 if kept:
                     state.optimizer.state[tensor] = kept
+
+
+def _no_grad() -> None:
+    torch.set_grad_enabled(False)
+
+
+def _bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """The step itself, of torch's own classes without what wraps it (profiling, hooks, grad modes):
+    for a small slice the wrapping costs as much as the step. Call it without grad."""
+    kind = type(optimizer)
+    if kind.__module__.startswith("torch.optim."):
+        return inspect.unwrap(kind.step).__get__(optimizer)  # type: ignore[no-any-return]
+    return optimizer.step
 
 
 def _detached(tensor: Tensor, elements: int) -> Tensor:

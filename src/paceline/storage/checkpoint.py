@@ -413,9 +413,7 @@ def _read_manifest(path: Path) -> Checkpoint:
     try:
         checkpoint = _checkpoint_of(path, manifest)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{file} does not describe a checkpoint: {error!r}. {_UNUSABLE}"
-        ) from error
+        raise CheckpointError(f"{file} does not describe a checkpoint: {error!r}. {_UNUSABLE}") from error
     match = _COMMITTED.fullmatch(path.name)
     if match and int(match[1]) != checkpoint.version:
         raise CheckpointError(
@@ -543,10 +541,7 @@ def _advice(error: OSError) -> str:
         case errno.ENOSPC | errno.EDQUOT:
             return "Free space there, or choose a run directory on a larger disk (--run-dir)."
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return (
-                f"Give user {os.geteuid()} permission there, "
-                "or choose another run directory (--run-dir)."
-            )
+            return f"Give user {os.geteuid()} permission there, or choose another run directory (--run-dir)."
         case errno.ENOENT | errno.ENOTDIR:
             return "The checkpoint was removed, aborted or never finished; use another one."
         case errno.EEXIST:

@@ -69,8 +69,9 @@ class Client:
         self._links: list[Connection] = []
         for i, address in enumerate(servers):
             connection = connect(address, secret, peer=f"server:{i}", link=link)
-            # The lead notices first who is missing and names it; this is the last resort.
-            connection.sock.settimeout(deadline_s + 10)
+            # The lead notices first who is missing and names it; it itself is waited for as a last resort.
+            # The others answer what the lead has answered.
+            connection.sock.settimeout(deadline_s if i else deadline_s + 10)
             connection.send(Kind.HELLO, {"role": "worker", "rank": rank, "incarnation": incarnation})
             self._links.append(connection)
         self._lead = self._links[0]
@@ -102,13 +103,13 @@ class Client:
             "data": data,
             "state_keys": list(state_keys),
         }
-        self._lead.send(Kind.OFFER, body)
+        self._send(self._lead, Kind.OFFER, body)
         frame = self._receive(self._lead, Kind.ADOPT, Kind.ADOPTED)
         if frame.kind is Kind.ADOPT:
             base, extras = weights()
             blob = _blob(extras)
             payload = [bytes_of(base), memoryview(blob)]
-            self._lead.send(Kind.OFFER, {"extras_bytes": len(blob)}, payload)
+            self._send(self._lead, Kind.OFFER, {"extras_bytes": len(blob)}, payload)
             frame = self._receive(self._lead, Kind.ADOPTED)
         blob = self._lead.read_blob(frame, frame.payload_bytes)
         if frame.descriptors:
@@ -143,7 +144,9 @@ class Client:
         }
         # The lead comes last: it opens the gate when everybody is everywhere.
         for connection in reversed(self._links):
-            connection.send(Kind.ATTACH, body, descriptors=[self._region.fd] if connection.local else ())
+            self._send(
+                connection, Kind.ATTACH, body, descriptors=[self._region.fd] if connection.local else ()
+            )
             if connection is not self._lead:
                 self._take_parameters(connection, Kind.ATTACHED)
         self.version = field(self._take_parameters(self._lead, Kind.ATTACHED), "version", int)
@@ -165,7 +168,7 @@ class Client:
         # The lead comes last: what it has seen is everywhere (docs/decisions.md).
         for connection, views in zip(reversed(self._links), reversed(self._out), strict=True):
             inline = not (connection.local or void or kind is Kind.PULL)
-            connection.send(kind, message, views if inline else ())
+            self._send(connection, kind, message, views if inline else ())
         save_wanted = False
         for connection in self._links:
             reply = self._take_parameters(connection, Kind.ADMIT)
@@ -194,7 +197,7 @@ class Client:
             body["give_back"] = list(give_back)
         if carry:
             body["carry"] = list(carry)
-        self._lead.send(Kind.TAKE, body)
+        self._send(self._lead, Kind.TAKE, body)
         reply = self._receive(self._lead, Kind.GRANT).body
         leases = [(int(i), [(int(a), int(b)) for a, b in ranges]) for i, ranges in reply["leases"]]
         grant = Grant(leases=leases, over=field(reply, "over", bool), save="save" in reply)
@@ -254,6 +257,24 @@ class Client:
             connection.close()
 
     # --- frames -----------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        connection: Connection,
+        kind: Kind,
+        body: dict[str, Any],
+        payload: Sequence[memoryview] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        try:
+            connection.send(kind, body, payload, descriptors)
+        except LinkError as broken:
+            # A server that refused what it read last has closed the link: its reason is in the socket.
+            try:
+                last = connection.receive()
+            except (LinkError, TimeoutError):
+                raise broken from None
+            raise (_error_of(last.body) if last.kind is Kind.ERROR else broken) from None
 
     def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
         frame = self._receive(connection, kind)

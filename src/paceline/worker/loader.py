@@ -7,14 +7,18 @@ every sample is used exactly once an epoch, whoever dies.
 """
 
 import collections
+import contextlib
 import hashlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -42,6 +46,9 @@ class LeaseSource(Protocol):
     def entered(self, epoch: int) -> None:
         """The script is in this epoch for real now, its first batch comes next."""
 
+    def back(self) -> None:
+        """The script is through with a batch and asks for the next one."""
+
 
 def data_facts(loader: DataLoader[Any]) -> dict[str, Any]:
     """What all workers must agree on about the data, as JSON.
@@ -55,12 +62,28 @@ def data_facts(loader: DataLoader[Any]) -> dict[str, Any]:
         raise UsageError(
             "the DataLoader has batch_size=None; give it a batch_size so that batches can be leased."
         )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise UsageError(
+            "the DataLoader has a DistributedSampler, which gives this worker a part of the data; paceline "
+            "divides the data by itself, so that nothing is lost when a worker dies. Give the DataLoader "
+            "shuffle=True or an ordinary sampler."
+        )
     if loader.batch_size is None:  # the user's own batch sampler: its batches are what is leased
-        return {"samples": len(loader.batch_sampler), "batch_size": 1, "drop_last": False}  # type: ignore[arg-type]
-    samples = len(loader.sampler)  # type: ignore[arg-type]
+        return {"samples": _count(loader.batch_sampler), "batch_size": 1, "drop_last": False}
+    samples = _count(loader.sampler)
     if samples == 0:
         raise UsageError("the DataLoader's data set is empty: nothing to train on.")
     return {"samples": samples, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
+
+
+def _count(sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        raise UsageError(
+            f"{type(sampler).__name__}, the DataLoader's sampler, has no __len__: leases need to know how "
+            "many draws an epoch has. Give it one, or make the data an IterableDataset."
+        ) from None
 
 
 def lease_loader(
@@ -120,6 +143,7 @@ class LeasedLoader(_Wrapped):
                     lease, samples = self._issued.popleft()
                     self._source.used(lease, samples)
                     yield batch
+                    self._source.back()
                 if not self._take(epoch, wait=True):
                     return
         finally:
@@ -156,19 +180,33 @@ class LeasedLoader(_Wrapped):
         if not own_batches and type(sampler) is SequentialSampler:
             return lambda ranges: [i for a, b in ranges for i in range(a, b)]
         if not own_batches and type(sampler) is RandomSampler and not sampler.replacement:
-            count = len(sampler)
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(len(self.loader.dataset), generator=generator)[:count]  # type: ignore[arg-type]
-            return lambda ranges: [i for a, b in ranges for i in order[a:b].tolist()]
-        # Any other sampler draws from torch's generator: seed it, so that all workers draw the same.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            count, available = len(sampler), len(self.loader.dataset)  # type: ignore[arg-type]
+            if count <= available:
+                generator = torch.Generator().manual_seed(seed)
+                order = torch.randperm(available, generator=generator)[:count]
+                return lambda ranges: [i for a, b in ranges for i in order[a:b].tolist()]
+        with _seeded(seed):
             if own_batches:
                 assert self.loader.batch_sampler is not None
                 batches = [list(b) for b in self.loader.batch_sampler]
                 return lambda ranges: [i for a, b in ranges for batch in batches[a:b] for i in batch]
             drawn = list(sampler)
         return lambda ranges: [i for a, b in ranges for i in drawn[a:b]]
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Samplers draw from one of three global generators: within, they draw the same on all workers."""
+    python, numpy_ = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_)
 
 
 class _Batches(BatchSampler):
@@ -207,6 +245,7 @@ class StreamLoader(_Wrapped):
             if i % self._world_size == self._rank:
                 self._source.used(None, _length(batch))
                 yield batch
+                self._source.back()
         self._source.take(epoch, 0, wait=True, give_back=())
 
 

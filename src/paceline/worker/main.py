@@ -17,7 +17,10 @@ from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageEr
 from paceline.worker.client import Client
 from paceline.worker.session import RunSession, enter_session
 
-__all__ = ["WorkerConfig", "run_worker"]
+__all__ = ["FAILURE_MARK", "WorkerConfig", "run_worker"]
+
+FAILURE_MARK = "--- the script failed; what follows was reported to the controller ---"
+"""Stands in a worker's log before the traceback: the controller, which shows the error, stops echoing here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +110,12 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
     name = config.script or "the program"
     if code == 0 and session.prepared:
-        session.finish()
-        with contextlib.suppress(LinkError):
+        try:
+            session.finish()
             controller.send(Kind.BYE)
+        except PacelineError as failure:
+            _report(controller, failure)
+            return 1
         return 0
     if code == 0:
         problem = f"{name} exited before it called paceline.prepare()"
@@ -123,7 +129,8 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
 def _report(controller: Connection, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError, ValueError):  # a full disk, a script that closed it
-        sys.stderr.write(text)
+        sys.stdout.flush()
+        sys.stderr.write(f"{FAILURE_MARK}\n{text}")
     ours = isinstance(error, PacelineError)
     body = {
         "error": type(error).__name__,

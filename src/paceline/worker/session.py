@@ -158,6 +158,9 @@ class _AloneSource:
     def entered(self, epoch: int) -> None:
         pass
 
+    def back(self) -> None:
+        pass
+
 
 class RunSession(Session):
     """A worker of a run."""
@@ -184,6 +187,8 @@ class RunSession(Session):
         self._samples = 0
         self._resume: dict[str, Tensor] = {}
         self._skipping: int | None = None
+        self._replaying = False
+        self._owes_save = False
         self._clock = 0
         self._wait_s = 0.0
         self._started = self._last_stats = time.monotonic()
@@ -203,6 +208,7 @@ class RunSession(Session):
             got.model, got.optimizer, servers=self._servers, whole_tensors=spec.whole_tensors
         )
         self._layout, self._parameters = layout, parameters
+        self._frozen = _frozen_of(got.model, got.optimizer)
         self._trained = {t.name for t in layout.tensors} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
         keys = [k for k, v in got.model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)]
@@ -210,6 +216,8 @@ class RunSession(Session):
         adopted = self._client.offer(layout, spec, data, keys, self._weights)
         extras = {k: v for k, v in adopted.tensors.items() if not k.startswith(("rng:", "user:"))}
         load_extras(got.model, extras, self._trained)
+        # What the script loads until it is in an epoch of its own is older than what the run has.
+        self._replaying = adopted.resumed or self._client.incarnation > 0
         if adopted.resumed:
             self._resume = adopted.tensors
             self._skipping = adopted.epoch
@@ -262,7 +270,9 @@ class RunSession(Session):
 
     def step(self) -> None:
         """One exchange: what optimizer.step() does."""
+        self.back()
         self._check_untouched()
+        self._replaying = False
         missing, finite = self._gradients.collect()
         body: dict[str, Any] = {"samples": self._samples, "leases": self._leases}
         if self._settings_changed():
@@ -279,8 +289,9 @@ class RunSession(Session):
         self._wait_s += now - before
         self._from_host()
         self._clock += 1
-        if save_wanted:
-            self._save()
+        # Its part of a checkpoint is due between two batches: what the script still does after this step
+        # (a scheduler's step, say) belongs to it.
+        self._owes_save = save_wanted
         if time.monotonic() - self._last_stats > STATS_S:
             self._send_metrics()
             self._report()
@@ -305,24 +316,34 @@ class RunSession(Session):
 
     def _check_untouched(self) -> None:
         """Writing into parameters behind the servers' back would be lost: say so."""
+        for name, p in self._frozen:
+            if p.grad is not None:
+                raise UsageError(
+                    f"parameter {name!r} got a gradient, but had requires_grad=False at prepare(), so the "
+                    "servers do not hold it. Let it require a gradient before prepare(); to train it later "
+                    "only, set its grad to None until then."
+                )
         versions = _whereabouts(self._parameters)
         if versions == self._versions:
             return
         i = next(i for i, (a, b) in enumerate(zip(versions, self._versions, strict=True)) if a != b)
         raise UsageError(
-            f"parameter {self._layout.tensors[i].name!r} was changed after prepare(). The "
-            "servers own the parameters, so the change would be lost: call paceline.assign() right after it (on every "
+            f"parameter {self._layout.tensors[i].name!r} was changed after prepare(). The servers own the "
+            "parameters, so the change would be lost: call paceline.assign() right after it (on every "
             "worker), or change it before prepare()."
         )
 
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
-        with torch.no_grad():
-            views = tensor_views(self._near_slot, self._layout)
-            for p, view in zip(self._parameters, views, strict=True):
-                view.copy_(p)
-        self._to_host()
-        self._client.exchange(Kind.ASSIGN)
+        if self._replaying:
+            self._client.exchange(Kind.PULL)
+        else:
+            with torch.no_grad():
+                views = tensor_views(self._near_slot, self._layout)
+                for p, view in zip(self._parameters, views, strict=True):
+                    view.copy_(p)
+            self._to_host()
+            self._client.exchange(Kind.ASSIGN)
         self._client.forget_private_writes()
         self._from_host()
         bind(self._parameters, tensor_views(self._near, self._layout))
@@ -361,6 +382,8 @@ class RunSession(Session):
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Give the servers an optimizer state_dict."""
+        if self._replaying:
+            return
         names = self._names_in_optimizer_order()
         if sum(len(g["params"]) for g in state["param_groups"]) != len(names):
             raise UsageError(
@@ -381,6 +404,7 @@ class RunSession(Session):
 
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
         """Leases from the lead server."""
+        self.back()
         before = time.perf_counter()
         # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
         carry = self._leases if wait else ()
@@ -399,12 +423,20 @@ class RunSession(Session):
 
     def entered(self, epoch: int) -> None:
         """After a resume: from this batch on everything is as it was at the checkpoint."""
-        if self._skipping is None or epoch < self._skipping:
+        if self._skipping is not None and epoch < self._skipping:
+            return
+        self._replaying = False
+        if self._skipping is None:
             return
         self._skipping = None
+        restore_schedulers(self._resume, self._schedulers, self._optimizer)
         restore_rng(self._resume)
-        restore_schedulers(self._resume, self._schedulers)
         self._resume = {}
+
+    def back(self) -> None:
+        """The script is between two batches."""
+        if self._owes_save:
+            self._save()
 
     def _quieten(self, scheduler: Any) -> None:
         """A prepared scheduler is put where it was; what the skipped epochs do to it must not count."""
@@ -419,7 +451,8 @@ class RunSession(Session):
     # --- the run's side ---------------------------------------------------------------------------
 
     def _save(self) -> None:
-        self._client.save(capture(self._model, self._trained, self._schedulers))
+        self._owes_save = False
+        self._client.save(capture(self._model, self._trained, self._schedulers, self._optimizer))
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
@@ -453,8 +486,15 @@ class RunSession(Session):
         if self.prepared:
             self._send_metrics()
             self._report()
-            self._save()
+            if self._skipping is None:  # else it found nothing left to do, and has nothing new to keep
+                self._save()
             self._client.bye()
+
+
+def _frozen_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """What the optimizer has of the model that requires no gradient, by name."""
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [(n, p) for n, p in model.named_parameters() if id(p) in given and not p.requires_grad]
 
 
 def _whereabouts(parameters: Sequence[nn.Parameter]) -> list[tuple[int, int]]:

@@ -1,8 +1,10 @@
 """A worker's part of a checkpoint: buffers, random state, schedulers, as named tensors.
 
-Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `user:scheduler:K` (JSON bytes).
+Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `user:scheduler:K` and
+`user:settings` (the optimizer's parameter groups), these two as JSON bytes.
 """
 
+import collections
 import json
 import random
 from collections.abc import Sequence
@@ -11,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from paceline.params import settings_of
 
 __all__ = ["capture", "extras_of", "load_extras", "restore_rng", "restore_schedulers"]
 
@@ -33,7 +37,9 @@ def load_extras(model: nn.Module, tensors: dict[str, Tensor], trained: set[str])
                 mine[name].copy_(value)
 
 
-def capture(model: nn.Module, trained: set[str], schedulers: Sequence[Any]) -> dict[str, Tensor]:
+def capture(
+    model: nn.Module, trained: set[str], schedulers: Sequence[Any], optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
     """This worker's part of a checkpoint."""
     found = {
         f"buffer:{name}": value.clone()
@@ -48,8 +54,9 @@ def capture(model: nn.Module, trained: set[str], schedulers: Sequence[Any]) -> d
     version, internal, gauss = random.getstate()
     found["rng:python"] = _json_tensor([version, list(internal), gauss])
     for k, scheduler in enumerate(schedulers):
-        state = {key: v for key, v in scheduler.state_dict().items() if _is_plain(v)}
+        state = {key: _plain(v) for key, v in scheduler.state_dict().items() if _is_plain(v)}
         found[f"user:scheduler:{k}"] = _json_tensor(state)
+    found["user:settings"] = _json_tensor(settings_of(optimizer))
     return found
 
 
@@ -67,22 +74,63 @@ def restore_rng(tensors: dict[str, Tensor]) -> None:
         random.setstate((version, tuple(internal), gauss))
 
 
-def restore_schedulers(tensors: dict[str, Tensor], schedulers: Sequence[Any]) -> None:
-    """Put prepared schedulers where they were."""
+def restore_schedulers(
+    tensors: dict[str, Tensor], schedulers: Sequence[Any], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put prepared schedulers, and what is scheduled, where they were."""
     for k, scheduler in enumerate(schedulers):
         key = f"user:scheduler:{k}"
         if key in tensors:
-            scheduler.load_state_dict({**scheduler.state_dict(), **_from_tensor(tensors[key])})
-            for group, lr in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=False):
-                group["lr"] = lr
+            saved = {name: _from_plain(v) for name, v in _from_tensor(tensors[key]).items()}
+            scheduler.load_state_dict({**scheduler.state_dict(), **saved})
+    if schedulers and "user:settings" in tensors:
+        saved_groups = _from_tensor(tensors["user:settings"])
+        for group, settings in zip(optimizer.param_groups, saved_groups, strict=False):
+            for name, value in settings.items():
+                # Flags are not scheduled: they stay the script's.
+                if name in group and isinstance(value, int | float | list) and not isinstance(value, bool):
+                    _put(group, name, value)
+
+
+def _put(group: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(group[name], Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = tuple(value) if isinstance(value, list) else value
 
 
 def _is_plain(value: Any) -> bool:
     try:
-        json.dumps(value)
-    except (TypeError, ValueError):
+        _plain(value)
+    except TypeError:
         return False
     return True
+
+
+def _plain(value: Any) -> Any:
+    """As JSON that `_from_plain` turns back: tuples, and dicts with keys that are no strings, too."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(v) for v in value]}
+    if isinstance(value, dict):
+        kind = "counter" if isinstance(value, collections.Counter) else "dict"
+        return {kind: [[_plain(k), _plain(v)] for k, v in value.items()]}
+    raise TypeError(f"{type(value).__name__} is not kept in a checkpoint")
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_plain(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, items),) = value.items()
+    if kind == "tuple":
+        return tuple(_from_plain(v) for v in items)
+    pairs = {_from_plain(k): _from_plain(v) for k, v in items}
+    return collections.Counter(pairs) if kind == "counter" else pairs
 
 
 def _json_tensor(value: Any) -> Tensor:

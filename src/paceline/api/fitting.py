@@ -85,11 +85,12 @@ def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **setting
         )
     if resume is not None:
         run = find_run(resume)
-        job = Job(**{**run.read_job().to_json(), **settings})
+        job = Job.from_json({**run.read_job().to_json(), **settings})
         found = latest_checkpoint(run).path
         plan = make_plan(job)
+        run.record_resume(job, plan=plan, command=sys.argv)
     else:
-        job = Job(**settings)
+        job = Job.from_json(settings)
         plan = make_plan(job)
         run, found = RunDirectory.create(job, plan=plan, command=sys.argv), None
     with Progress(quiet=quiet) as progress:

@@ -1,0 +1,458 @@
+"""Faults: who dies, hangs or runs out of room, when, and what the user sees of it.
+
+Scripts kill themselves at a chosen point, once (a marker file in the run directory says that they did),
+so every fault is proven to have fired and nothing depends on timing.
+"""
+
+import contextlib
+import csv
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TOOLS = """
+import itertools
+import paceline.comm
+from paceline.comm import Connection, Kind
+from paceline.worker.session import current_session
+
+def once(name):
+    try:
+        os.close(os.open(RUN_DIR / name, os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+
+def die(name="died"):
+    if once(name):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def die_sending(kind, peer, *, when, nth=1, wait=None):
+    # The nth frame of this kind to this peer is our last: "before" it is sent, or "after".
+    send, seen = Connection.send, itertools.count(1)
+    def wrapped(self, k, body=None, *args, **kwargs):
+        hit = k is kind and self.peer == peer and (wait is None or body.get("wait") == wait)
+        hit = hit and next(seen) == nth
+        if hit and when == "before":
+            die()
+        send(self, k, body, *args, **kwargs)
+        if hit and when == "after":
+            die()
+    Connection.send = wrapped
+
+def prepared(samples=48, batch_size=4, width=2):
+    torch.manual_seed(RANK)
+    model = nn.Linear(4, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(TensorDataset(x, torch.arange(samples) % 2), batch_size=batch_size, shuffle=True)
+    return paceline.prepare(model, optimizer, loader)
+
+def train(objects, epochs=2, at_step=lambda step: None):
+    model, optimizer, loader = objects
+    steps = itertools.count(1)
+    for epoch in range(epochs) if isinstance(epochs, int) else epochs:
+        for x, y in loader:
+            nn.functional.cross_entropy(model(x), y).backward()
+            at_step(next(steps))
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+DIES_IN_THE_MIDDLE = (
+    TOOLS
+    + """
+train(prepared(), at_step=lambda step: die() if RANK == 1 and step == 3 else None)
+"""
+)
+
+ENDLESS = TOOLS + "\ntrain(prepared(), epochs=itertools.count())\n"
+
+
+def assert_every_sample_once(ran, samples: int = 48, epochs: int = 2) -> None:
+    """The books and the record of every push agree: each epoch was applied exactly once."""
+    assert ran.error is None
+    assert ran.status.state == "succeeded"
+    assert ran.status.samples == samples * epochs
+    accounts = ran.status.leases[:epochs]
+    assert [(a["applied"], a["refused"], a["unused"]) for a in accounts] == [(samples, 0, 0)] * epochs
+    with (ran.run.path / "pushes.csv").open() as file:
+        pushes = list(csv.DictReader(file))
+    ids = [(p["worker"], p["incarnation"], p["sequence"]) for p in pushes]
+    assert len(ids) == len(set(ids))
+    # An epoch turns when all of it is applied: each multiple of its size is in the running sum.
+    sums = list(itertools.accumulate(int(p["samples"]) for p in pushes))
+    assert {samples * (k + 1) for k in range(epochs)} <= set(sums)
+    assert sums[-1] == samples * epochs
+
+
+def assert_died(ran, *names: str, restarts: int = 1) -> None:
+    for name in names or ("died",):
+        assert (ran.run.path / name).exists(), f"the fault {name} never fired"
+    assert ran.status.restarts == restarts
+
+
+# --- workers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("mode", ["bsp", "backup:1", "ssp:1", "asp"])
+def test_a_worker_killed_in_an_epoch_is_replaced_and_every_sample_is_applied_once(run, mode, link):
+    ran = run(DIES_IN_THE_MIDDLE, workers=2, servers=2, mode=mode, link=link)
+    assert_died(ran)
+    assert_every_sample_once(ran)
+    assert ran.status.workers[1].restarts == 1
+    message = "worker:1 was killed by SIGKILL; replaced (restart 1 of at most 3)"
+    assert any(m.startswith(message) for m in ran.status.messages)
+
+
+def test_worker_0_may_die_too(run):
+    source = DIES_IN_THE_MIDDLE.replace("RANK == 1", "RANK == 0")
+    ran = run(source, workers=2, servers=2, mode="bsp")
+    assert_died(ran)
+    assert_every_sample_once(ran)
+
+
+def test_the_only_worker_may_die(run):
+    source = DIES_IN_THE_MIDDLE.replace("RANK == 1", "RANK == 0")
+    ran = run(source, workers=1, threads=1, mode="asp")
+    assert_died(ran)
+    assert_every_sample_once(ran)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_all_workers_killed_at_once_are_all_replaced(run, mode):
+    source = TOOLS + 'train(prepared(), at_step=lambda step: die(f"died-{RANK}") if step == 3 else None)'
+    ran = run(source, workers=3, mode=mode)
+    assert_died(ran, "died-0", "died-1", "died-2", restarts=3)
+    assert_every_sample_once(ran)
+
+
+def test_a_worker_killed_again_and_again_is_replaced_up_to_max_restarts(run):
+    source = """
+def fate(step):
+    if step == 2:
+        for n in range(3):
+            die(f"died-{n}")
+train(prepared(samples=96), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=1, threads=1, servers=2, mode="asp", max_restarts=3)
+    assert_died(ran, "died-0", "died-1", "died-2", restarts=3)
+    assert_every_sample_once(ran, samples=96)
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_more_deaths_than_max_restarts_fail_the_run_with_the_setting_and_its_value(run, max_restarts):
+    source = """
+if RANK == 1:
+    (RUN_DIR / f"died-{len(list(RUN_DIR.glob('died-*')))}").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+train(prepared())
+"""
+    ran = run(TOOLS + source, workers=2, max_restarts=max_restarts)
+    assert_died(ran, *(f"died-{n}" for n in range(max_restarts + 1)), restarts=max_restarts)
+    assert ran.status.state == "failed"
+    assert ran.error.startswith("worker:1: was killed by SIGKILL")
+    assert f"--max-restarts is {max_restarts}" in ran.error
+
+
+def test_a_worker_killed_before_prepare_is_replaced_while_the_others_wait_at_the_gate(run):
+    source = "if RANK == 1:\n    die()\ntrain(prepared())"
+    ran = run(TOOLS + source, workers=2, servers=2, mode="bsp")
+    assert_died(ran)
+    assert_every_sample_once(ran)
+
+
+# Where a worker may be cut off: after it offered its model, between joining one server and the other,
+# when only a follower has its gradient, when all have it but no answer came, and while it waits for
+# the epoch to end.
+DEATHS = {
+    "offered": 'Kind.OFFER, "server:0", when="after"',
+    "weights-asked": 'Kind.OFFER, "server:0", when="before", nth=2',
+    "half-attached": 'Kind.ATTACH, "server:0", when="before"',
+    "attached": 'Kind.ATTACH, "server:0", when="after"',
+    "push-on-follower": 'Kind.PUSH, "server:0", when="before", nth=3',
+    "push-sent": 'Kind.PUSH, "server:0", when="after", nth=3',
+    "leases-asked": 'Kind.TAKE, "server:0", when="after", wait=False',
+    "parked": 'Kind.TAKE, "server:0", when="after", wait=True',
+    "goodbye-on-follower": 'Kind.BYE, "server:0", when="before"',
+    "goodbye": 'Kind.BYE, "controller", when="before"',
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(("mode", "link"), [("bsp", "shm"), ("ssp:1", "shm"), ("asp", "tcp")])
+def test_a_worker_may_die_between_any_two_messages(run, death, mode, link):
+    rank = 0 if death == "weights-asked" else 1
+    source = f"if RANK == {rank}:\n    die_sending({DEATHS[death]})\ntrain(prepared())"
+    ran = run(TOOLS + source, workers=2, servers=2, mode=mode, link=link, deadline_s=20)
+    assert_died(ran)
+    assert_every_sample_once(ran)
+
+
+def test_a_dead_workers_processes_die_with_it(run):
+    """A DataLoader's workers, or whatever a script started, do not outlive their worker."""
+    source = """
+import subprocess
+if RANK == 1 and not (RUN_DIR / "died").exists():
+    child = subprocess.Popen(["sleep", "600"])
+    (RUN_DIR / "child").write_text(str(child.pid))
+train(prepared(), at_step=lambda step: die() if RANK == 1 and step == 3 else None)
+"""
+    ran = run(TOOLS + source, workers=2)
+    assert_died(ran)
+    assert not _runs(int((ran.run.path / "child").read_text()))
+
+
+def test_servers_keep_no_descriptors_of_dead_workers(run):
+    """Memory and sockets of a dead incarnation are released: counted in both servers, over 3 restarts."""
+    source = """
+def fate(step):
+    if step != 3:
+        return
+    links = current_session()._client._links
+    pids = [struct.unpack("3i", c.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0] for c in links]
+    counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+    with (RUN_DIR / "counts").open("a") as file:
+        file.write(json.dumps(counts) + "\\n")
+    for n in range(3):
+        die(f"died-{n}")
+import socket, struct
+train(prepared(samples=96), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=1, threads=1, servers=2, mode="asp")
+    assert_died(ran, "died-0", "died-1", "died-2", restarts=3)
+    counts = (ran.run.path / "counts").read_text().split("\n")[:-1]
+    assert len(counts) == 4
+    assert len(set(counts)) == 1, counts
+
+
+# --- the first error --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_the_user_sees_the_first_error_with_its_role_and_the_line_of_the_script(run, mode):
+    source = """
+def fate(step):
+    if RANK == 1 and step == 3:
+        raise ValueError("the third step is too much")
+train(prepared(), epochs=itertools.count(), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=3, servers=2, mode=mode)
+    assert ran.status.state == "failed"
+    assert ran.error.startswith("worker:1: ValueError: the third step is too much\nTraceback")
+    assert 'raise ValueError("the third step is too much")' in ran.error
+    assert "script0.py" in ran.error
+    # From the script's own line on: nothing of ours, nothing of those who lost their links.
+    assert "runpy" not in ran.error and "paceline/worker/main" not in ran.error
+    assert "LinkError" not in ran.error and "Broken" not in ran.error
+    assert "Traceback" in ran.log("worker", 1)
+
+
+def test_an_error_in_a_server_is_shown_with_its_traceback(run):
+    source = """
+model, optimizer, loader = prepared()
+optimizer.param_groups[0]["lr"] = "high"
+train((model, optimizer, loader))
+"""
+    ran = run(TOOLS + source, workers=2, servers=2)
+    assert ran.status.state == "failed"
+    print(ran.error)
+    assert ran.error.startswith("server:0: ")
+    assert "Traceback" in ran.error
+
+
+def test_a_worker_that_exits_without_a_word_is_named_with_its_code(run):
+    source = "train(prepared(), at_step=lambda step: os._exit(7) if RANK == 1 and step == 2 else None)"
+    ran = run(TOOLS + source, workers=2)
+    assert ran.error == "worker:1: exited with code 7 without saying why; look at its log."
+
+
+# --- servers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "link"), [("bsp", "shm"), ("asp", "tcp")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_server_fails_the_run_at_once_and_is_named(run, rank, mode, link):
+    killed_at = []
+
+    def watch(status, lines, engine):
+        if status.version > 3 and not killed_at:
+            os.kill(engine.pids()[f"server:{rank}"], signal.SIGKILL)
+            killed_at.append(time.monotonic())
+
+    ran = run(ENDLESS, workers=2, servers=2, mode=mode, link=link, watch=watch)
+    assert killed_at
+    assert time.monotonic() - killed_at[0] < 5
+    assert ran.status.state == "failed"
+    assert ran.error.startswith(f"server:{rank}: was killed by SIGKILL. ")
+    assert "paceline resume" in ran.error
+
+
+def test_a_server_killed_before_anybody_trains_is_named_too(run):
+    killed = []
+
+    def watch(status, lines, engine):
+        if not killed and "server:1" in engine.pids():
+            os.kill(engine.pids()["server:1"], signal.SIGKILL)
+            killed.append(True)
+
+    ran = run(ENDLESS, workers=2, servers=2, watch=watch)
+    assert killed
+    assert ran.error.startswith("server:1: was killed by SIGKILL. ")
+
+
+# --- who hangs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_a_worker_that_hangs_in_a_round_is_named_within_the_deadline(run, link):
+    source = """
+def fate(step):
+    if RANK == 1 and step == 3:
+        (RUN_DIR / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+train(prepared(), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, mode="bsp", link=link, deadline_s=1.5)
+    assert _seconds_since(ran.run.path / "stopped") < 4
+    assert "DeadlineError: worker:0 has waited" in ran.error
+    assert "for worker:1; the deadline is 1.5 s (--deadline)" in ran.error
+
+
+def test_a_worker_that_hangs_with_its_leases_is_named_by_those_who_wait_for_the_epochs_end(run):
+    source = """
+def fate(step):
+    if RANK == 1 and step == 2:
+        (RUN_DIR / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+train(prepared(), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, mode="asp", deadline_s=1.5)
+    assert (ran.run.path / "stopped").exists()
+    assert "DeadlineError: worker:0 has waited" in ran.error
+    assert "for worker:1;" in ran.error
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_never_reaches_prepare_is_named_within_the_deadline(run, rank):
+    """Also worker 0, from whose model the others start."""
+    source = f"""
+if RANK == {rank}:
+    (RUN_DIR / "stopped").touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+train(prepared())
+"""
+    ran = run(TOOLS + source, workers=3, deadline_s=1.5)
+    assert _seconds_since(ran.run.path / "stopped") < 4
+    assert f"DeadlineError: worker:{rank} did not reach paceline.prepare()" in ran.error
+    assert "the deadline is 1.5 s (--deadline)" in ran.error
+
+
+def test_a_server_that_hangs_is_named(run):
+    stopped = []
+
+    def watch(status, lines, engine):
+        if status.version > 3 and not stopped:
+            os.kill(engine.pids()["server:1"], signal.SIGSTOP)
+            stopped.append(True)
+
+    ran = run(ENDLESS, workers=2, servers=2, mode="bsp", deadline_s=1.5, watch=watch)
+    assert stopped
+    assert "DeadlineError" in ran.error
+    assert "server:1" in ran.error
+
+
+# --- no room ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[None]:
+    """A file system of its own, of this size; needs root."""
+    path.mkdir(parents=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], capture_output=True)
+    if done.returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_training_goes_on_when_a_checkpoint_does_not_fit_and_the_next_one_that_fits_is_whole(run, tmp_path):
+    source = """
+more = itertools.takewhile(lambda _: not (RUN_DIR / "enough").exists(), itertools.count())
+train(prepared(width=20_000), epochs=more)
+"""
+    checkpoints = tmp_path / "run0" / "checkpoints"
+    failed_at = []
+
+    def watch(status, lines, engine):
+        if not failed_at and any("a checkpoint failed" in m for m in status.messages):
+            failed_at.append(status.version)
+            subprocess.run(["mount", "-o", "remount,size=64m", checkpoints], check=True)
+        if failed_at and status.version > failed_at[0] + 20 and status.checkpoints:
+            (tmp_path / "run0" / "enough").touch()
+
+    with small_disk(checkpoints, "128k"):
+        ran = run(TOOLS + source, workers=1, threads=1, servers=2, checkpoint_every=5, watch=watch)
+        assert failed_at
+        assert ran.error is None
+        message = next(m for m in ran.status.messages if "a checkpoint failed" in m)
+        assert "No space left on device" in message and "Free space there" in message
+        assert set(ran.model) == {"weight", "bias"}
+        assert not list(checkpoints.glob(".*")), "what was left of the failed one is gone"
+
+
+def test_a_last_checkpoint_that_does_not_fit_fails_the_run_with_the_reason(run, tmp_path):
+    with small_disk(tmp_path / "run0" / "checkpoints", "128k"):
+        ran = run(TOOLS + "train(prepared(width=20_000))", workers=1, threads=1)
+        assert ran.status.state == "failed"
+        assert "server:0: the final checkpoint could not be written" in ran.error
+        assert "No space left on device" in ran.error and "--run-dir" in ran.error
+
+
+def test_a_disk_that_fills_up_during_a_run_does_not_stop_the_training(run, tmp_path):
+    """Status, events and the record of pushes have gaps then, and the user is told."""
+    source = """
+with (RUN_DIR / "ballast").open("wb", buffering=0) as ballast:
+    try:
+        while ballast.write(bytes(1 << 20)):
+            pass
+    except OSError as error:
+        assert error.errno == 28
+train(prepared(), epochs=itertools.takewhile(lambda _: not (RUN_DIR.parent / "told").exists(), itertools.count()))
+(RUN_DIR / "ballast").unlink()
+"""
+    told = {"its status and events are not kept": [], "but this record has gaps": []}
+
+    def watch(status, lines, engine):
+        for part, found in told.items():
+            found[:] = [m for m in status.messages if part in m]
+        if all(told.values()):
+            (tmp_path / "told").touch()
+
+    with small_disk(tmp_path / "run0", "150m"):
+        ran = run(TOOLS + source, workers=1, threads=1, watch=watch)
+        assert ran.error is None
+        assert ran.status.state == "succeeded"
+        assert all("No space left on device" in m for found in told.values() for m in found)
+        assert set(ran.model) == {"weight", "bias"}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _seconds_since(marker: Path) -> float:
+    """Since the fault fired; raises if it never did."""
+    return time.time() - marker.stat().st_mtime
