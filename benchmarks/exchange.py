@@ -51,9 +51,7 @@ def more_rounds(side: Side, factor: int) -> Side:
     return lambda rounds: side(rounds * factor)
 
 
-def case(
-    size: str, mine: str, peer: str, target: float, unit: Unit = MS, most: float | None = None
-) -> Case:
+def case(size: str, mine: str, peer: str, target: float, unit: Unit = MS, most: float | None = None) -> Case:
     """The case `size/mine/peer`."""
     return Case(
         name=f"{size}/{mine}/{peer}",

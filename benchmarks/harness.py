@@ -207,9 +207,7 @@ def measure(options: Options, sides: Mapping[str, Side]) -> None:
     report(options, [compare(case, times) for case in options.cases], times)
 
 
-def report(
-    options: Options, rows: Sequence[Row], times: Mapping[str, list[float] | MissingPeer]
-) -> None:
+def report(options: Options, rows: Sequence[Row], times: Mapping[str, list[float] | MissingPeer]) -> None:
     """Print the table, and write the JSON where the user asked for it."""
     result = {
         "benchmark": options.name,

@@ -46,9 +46,7 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 
 
-def timed_steps(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any, steps: int
-) -> list[float]:
+def timed_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any, steps: int) -> list[float]:
     """Train for `steps` after a warm-up; seconds of each, from one step's end to the next's."""
     ends: list[float] = []
     while len(ends) <= steps + WARM_UP:

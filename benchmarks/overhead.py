@@ -23,9 +23,7 @@ def our(model: str, workers: int) -> Side:
     """Our side, with one server."""
 
     def side(steps: int) -> list[float]:
-        return ours.train(
-            model, workers=workers, servers=1, mode="bsp", batch=BATCH[model], steps=steps
-        )
+        return ours.train(model, workers=workers, servers=1, mode="bsp", batch=BATCH[model], steps=steps)
 
     return side
 

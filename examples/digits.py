@@ -1,7 +1,7 @@
 """A small CNN on handwritten digits, with an ordinary training loop.
 
-    python examples/digits.py                                   # alone
-    paceline run --workers 2 --servers 2 examples/digits.py     # with servers and workers
+python examples/digits.py                                   # alone
+paceline run --workers 2 --servers 2 examples/digits.py     # with servers and workers
 """
 
 import argparse

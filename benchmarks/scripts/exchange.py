@@ -25,9 +25,7 @@ def main() -> None:
         optimizer.step()
         seconds.append(time.perf_counter() - began)
         ends.append(time.monotonic())
-    ours.report(
-        folder, paceline.rank(), seconds=seconds[peers.WARM_UP :], ends=ends[peers.WARM_UP :]
-    )
+    ours.report(folder, paceline.rank(), seconds=seconds[peers.WARM_UP :], ends=ends[peers.WARM_UP :])
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
+
 from paceline.api.jobs import latest_checkpoint
 from paceline.control import RunDirectory
 from paceline.exceptions import CheckpointError
 from paceline.storage import checkpoint as checkpoints
-from safetensors.torch import load_file
-from torch import nn
-
 from tests.integration.conftest import PRELUDE
 from tests.integration.test_equivalence import assert_same_bits, with_state
 
@@ -61,13 +61,17 @@ data = TensorDataset(x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long(), torch.a
 loader = DataLoader(data, batch_size=4, shuffle=True)
 model, optimizer, loader, *schedulers = paceline.prepare(model, optimizer, loader, *schedulers)
 
+def written(version):
+    events = RUN_DIR / "events.jsonl"
+    return events.exists() and f'"kind": "checkpoint", "version": {version}}}' in events.read_text()
+
+
 seen, losses = [], []
 for epoch in range(o["epochs"]):
     for x, y, ids in loader:
         if o["every"] and RANK == 0 and losses and len(losses) % o["every"] == 0:
             # All checkpoints get written: none is skipped because the one before is not finished.
-            written = f'"kind": "checkpoint", "version": {len(losses)}}}'
-            while written not in (RUN_DIR / "events.jsonl").read_text():
+            while not written(len(losses)):
                 os.sched_yield()
         if o["hang"] is not None and len(losses) == 5 and RANK == 1:
             os.open(o["hang"], os.O_RDONLY)  # a named pipe that nobody opens: for ever
@@ -111,19 +115,42 @@ def died_at(ran: Any, version: int, where: Path) -> Dead:
     return Dead(RunDirectory(where))
 
 
-def train(run: Any, *, resume: Any = None, source: str = TRAIN, job: dict[str, Any] | None = None, **o: Any) -> Any:
-    settings = {"workers": 2, "servers": 2, "mode": "bsp", "threads": 1, "keep_checkpoints": 50, **(job or {})}
+def train(
+    run: Any, *, resume: Any = None, source: str = TRAIN, job: dict[str, Any] | None = None, **o: Any
+) -> Any:
+    settings = {
+        "workers": 2,
+        "servers": 2,
+        "mode": "bsp",
+        "threads": 1,
+        "keep_checkpoints": 50,
+        **(job or {}),
+    }
     if resume is None and settings.get("checkpoint_every"):
         o["every"] = settings["checkpoint_every"]
     return run(source, resume=resume, args=(json.dumps(o),), **settings)
 
 
-def uninterrupted(run: Any, **o: Any) -> Any:
-    """A run to the end, with checkpoints 3, 6 (the end of an epoch), …, 24 (the end)."""
-    ran = train(run, job={"checkpoint_every": 3}, **o)
-    assert ran.error is None
-    assert ran.status.checkpoints == [f"version-{v:012d}" for v in range(3, 25, 3)]
-    return ran
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Any]:
+    """Uninterrupted runs by their options: many tests go on from one of them."""
+    return {}
+
+
+@pytest.fixture
+def uninterrupted(run: Any, kept: dict[str, Any]) -> Any:
+    """Makes runs to the end, with checkpoints 3, 6 (the end of an epoch), …, 24. Copy, don't touch."""
+
+    def make(**o: Any) -> Any:
+        key = json.dumps(o)
+        if key not in kept:
+            ran = train(run, job={"checkpoint_every": 3}, **o)
+            assert ran.error is None
+            assert ran.status.checkpoints == [f"version-{v:012d}" for v in range(3, 25, 3)]
+            kept[key] = ran
+        return kept[key]
+
+    return make
 
 
 def everything(ran: Any) -> dict[str, torch.Tensor]:
@@ -138,10 +165,10 @@ def everything(ran: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("schedule", ["usual", "onecycle", "sequence"])
-def test_resuming_equals_not_having_stopped_to_the_bit(run, tmp_path, schedule):
+def test_resuming_equals_not_having_stopped_to_the_bit(run, uninterrupted, tmp_path, schedule):
     """In the middle of an epoch and at its end: parameters, momentum, BatchNorm's buffers, dropout and three
     kinds of random numbers, schedulers that step every batch and every epoch."""
-    whole = uninterrupted(run, schedule=schedule)
+    whole = uninterrupted(schedule=schedule)
     for version in (3, 6, 15):
         dead = died_at(whole, version, tmp_path / f"dead{version}")
         ran = train(run, resume=dead, schedule=schedule)
@@ -156,11 +183,11 @@ def test_resuming_equals_not_having_stopped_to_the_bit(run, tmp_path, schedule):
         assert [a["applied"] for a in ran.status.leases[:4]] == [44] * 4
 
 
-def test_resuming_on_other_numbers_of_servers_gives_the_same_bits(run, tmp_path):
+def test_resuming_on_other_numbers_of_servers_gives_the_same_bits(run, uninterrupted, tmp_path):
     """Two servers, then three, then one."""
     # Wide enough to be cut into pieces for three servers.
     options = {"width": 4000, "optimizer": "adam"}
-    two = uninterrupted(run, **options)
+    two = uninterrupted(**options)
     three = train(
         run,
         resume=died_at(two, 9, tmp_path / "dead9"),
@@ -179,14 +206,14 @@ def test_resuming_on_other_numbers_of_servers_gives_the_same_bits(run, tmp_path)
 
 @pytest.mark.parametrize("mode", ["bsp", "asp", "ssp:1", "backup:1"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_resuming_with_other_workers_applies_every_sample_exactly_once(run, tmp_path, workers, mode):
+def test_resuming_with_other_workers_applies_every_sample_exactly_once(
+    run, uninterrupted, tmp_path, workers, mode
+):
     """The epoch that was cut in two: what was applied before and what is applied after make it whole."""
     if mode == "backup:1" and workers == 1:
         pytest.skip("backup:1 needs two workers")
-    whole = uninterrupted(run)
-    ran = train(
-        run, resume=died_at(whole, 9, tmp_path / "dead"), job={"workers": workers, "mode": mode}
-    )
+    whole = uninterrupted()
+    ran = train(run, resume=died_at(whole, 9, tmp_path / "dead"), job={"workers": workers, "mode": mode})
     assert ran.error is None
     assert [a["applied"] for a in ran.status.leases[:4]] == [44] * 4
     assert ran.status.samples == 4 * 44
@@ -194,11 +221,7 @@ def test_resuming_with_other_workers_applies_every_sample_exactly_once(run, tmp_
     assert len(before) == 24
     for epoch in range(1, 4):
         after = [
-            i
-            for rank in range(workers)
-            for e, ids in ran.results()[rank]["seen"]
-            for i in ids
-            if e == epoch
+            i for rank in range(workers) for e, ids in ran.results()[rank]["seen"] for i in ids if e == epoch
         ]
         expected = set(range(44)) - (set(before) if epoch == 1 else set())
         assert set(after) == expected
@@ -206,11 +229,11 @@ def test_resuming_with_other_workers_applies_every_sample_exactly_once(run, tmp_
             assert len(after) == len(expected)
 
 
-def test_a_finished_run_is_resumed_to_the_same_end(run, tmp_path):
+def test_a_finished_run_is_resumed_to_the_same_end(run, uninterrupted, tmp_path):
     """Nothing is left to do: the run succeeds at once, and its checkpoint stays what it was."""
-    whole = uninterrupted(run)
+    whole = uninterrupted()
     before = everything(whole)
-    ran = train(run, resume=whole)
+    ran = train(run, resume=died_at(whole, 24, tmp_path / "ended"))
     assert ran.error is None and ran.status.state == "succeeded"
     assert all(r["losses"] == [] for r in ran.results().values())
     assert ran.status.version == 24 and ran.status.samples == 4 * 44
@@ -229,8 +252,10 @@ def test_a_finished_run_is_resumed_for_more_epochs(run):
 # --- what is in it --------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_holds_optimizer_state_clocks_leases_random_state_and_schedulers(run, tmp_path):
-    whole = uninterrupted(run)
+def test_a_checkpoint_holds_optimizer_state_clocks_leases_random_state_and_schedulers(
+    uninterrupted, tmp_path
+):
+    whole = uninterrupted()
     found = checkpoints.latest(died_at(whole, 9, tmp_path / "dead").run.checkpoints_path)
     lead = found.meta["lead"]
     assert lead["machine"]["version"] == 9 and lead["machine"]["clocks"] == {"0": 9, "1": 9}
@@ -284,26 +309,31 @@ def alter(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, alter])
 @pytest.mark.parametrize("file", ["server-1.safetensors", "worker-0.safetensors", "manifest.json"])
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_is_used(
-    run, tmp_path, damage, file
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_is_chosen(
+    uninterrupted, tmp_path, damage, file
 ):
-    whole = uninterrupted(run)
-    dead = died_at(whole, 9, tmp_path / "dead")
+    dead = died_at(uninterrupted(), 9, tmp_path / "dead")
     damage(dead.run.checkpoints_path / "version-000000000009" / file)
     said = Lines()
     assert latest_checkpoint(dead.run, said).version == 6
     assert len(said.lines) == 1
     for word in ("refused", "version-000000000009", file, "the one before it is used"):
         assert word in said.lines[0]
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(run, uninterrupted, tmp_path):
+    whole = uninterrupted()
+    dead = died_at(whole, 9, tmp_path / "dead")
+    truncate(dead.run.checkpoints_path / "version-000000000009" / "server-0.safetensors")
     ran = train(run, resume=dead)
     assert ran.error is None
     assert ran.results()[0]["losses"] == whole.results()[0]["losses"][6:]
     assert_same_bits(everything(ran), everything(whole))
 
 
-def test_without_a_good_checkpoint_there_is_nothing_to_go_on_from(run, tmp_path):
+def test_without_a_good_checkpoint_there_is_nothing_to_go_on_from(uninterrupted, tmp_path):
     """All are named with what is wrong with them."""
-    dead = died_at(uninterrupted(run), 6, tmp_path / "dead")
+    dead = died_at(uninterrupted(), 6, tmp_path / "dead")
     for path in dead.run.checkpoints_path.iterdir():
         truncate(path / "server-0.safetensors")
     with pytest.raises(CheckpointError, match="no checkpoint to go on from") as refused:
@@ -315,16 +345,18 @@ def test_without_a_good_checkpoint_there_is_nothing_to_go_on_from(run, tmp_path)
 @pytest.mark.parametrize(
     "change, says",
     [
-        (("nn.Linear(o[\"width\"], 4)", "nn.Linear(o[\"width\"], 5)"), ["'4.weight'", "[4, 12]", "[5, 12]"]),
-        (("nn.Linear(6, o[\"width\"])", "nn.Linear(6, o[\"width\"], bias=False)"), ["'0.bias'", "missing"]),
+        (('nn.Linear(o["width"], 4)', 'nn.Linear(o["width"], 5)'), ["'4.weight'", "[4, 12]", "[5, 12]"]),
+        (('nn.Linear(6, o["width"])', 'nn.Linear(6, o["width"], bias=False)'), ["'0.bias'", "missing"]),
         (("nn.Dropout(0.3)", "nn.PReLU()"), ["no parameter '3.weight'"]),
         (("torch.optim.SGD(", "torch.optim.NAdam(momentum_decay=0.1, params="), ["SGD", "NAdam"]),
         (('"samples": 44', '"samples": 45'), ["45 samples", "44"]),
     ],
     ids=["shape", "missing", "new", "optimizer", "data"],
 )
-def test_a_checkpoint_of_another_model_is_refused_with_the_first_difference(run, tmp_path, change, says):
-    dead = died_at(uninterrupted(run), 6, tmp_path / "dead")
+def test_a_checkpoint_of_another_model_is_refused_with_the_first_difference(
+    run, uninterrupted, tmp_path, change, says
+):
+    dead = died_at(uninterrupted(), 6, tmp_path / "dead")
     source = TRAIN.replace(*change)
     if "NAdam" in change[1]:
         source = source.replace("lr=0.1, momentum=0.9, weight_decay=1e-3", "lr=0.1")
@@ -351,7 +383,9 @@ def start_and_signal(tmp_path: Path, number: int, **o: Any) -> tuple[Path, int, 
     command = [sys.executable, "-m", "paceline", "run", "--workers", "2", "--servers", "2", "--threads", "1"]
     command += ["--run-dir", str(directory), str(script), json.dumps({**o, "tell": str(pipe)})]
     env = {**os.environ, "PACELINE_RUNS": str(tmp_path / "runs")}
-    controller = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    controller = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
     assert pipe.read_text() == "5 steps"  # blocks until worker 0 is there
     family = psutil.Process(controller.pid).children(recursive=True)
     assert len(family) >= 5  # the fork server, two servers, two workers
@@ -364,7 +398,7 @@ def start_and_signal(tmp_path: Path, number: int, **o: Any) -> tuple[Path, int, 
 
 
 def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(run, tmp_path):
-    """Everything is gone within 5 s; the checkpoint is between two rounds, so nothing is different after it."""
+    """Everything is gone within 5 s; the checkpoint lies between two rounds, so a resume is bitwise."""
     directory, code, took, output = start_and_signal(tmp_path, signal.SIGINT, spin=0.05)
     assert took < 5.0
     assert code != 0
@@ -381,10 +415,10 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(run, tmp_path)
 
 
 def test_sigterm_leaves_a_checkpoint_even_if_a_worker_hangs(run, tmp_path):
-    """Worker 1 is stuck in its sixth step: the checkpoint holds the five before it, and all is gone in 5 s."""
+    """Worker 1 is stuck in its sixth step: the checkpoint has the five before, and all is gone in 5 s."""
     never = tmp_path / "never"
     os.mkfifo(never)
-    directory, code, took, output = start_and_signal(tmp_path, signal.SIGTERM, hang=str(never))
+    directory, code, took, _ = start_and_signal(tmp_path, signal.SIGTERM, hang=str(never))
     assert took < 5.0
     assert code != 0
     stopped = Dead(RunDirectory(directory))
@@ -425,7 +459,8 @@ EXPORTING = (
 torch.manual_seed(RANK)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-data = TensorDataset(torch.randn(24, 2, 5, 5, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 4)
+x = torch.randn(24, 2, 5, 5, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(x, torch.arange(24) % 4)
 loader = DataLoader(data, batch_size=4)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 for epoch in range(2):

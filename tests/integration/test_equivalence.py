@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from paceline.params import StateBook
 from paceline.ps.saving import state_book
 from paceline.storage import checkpoint as checkpoints
-from torch import nn
 
 COMMON = """
 class Pair(nn.Module):
@@ -268,7 +269,9 @@ def test_one_worker_is_plain_pytorch_to_the_bit_for_a_model_of_many_slices(run, 
     options = {"optimizer": "adamw", "hidden": 1100, "samples": 30, "epochs": 2}
     ran = go(run, workers=1, batch=12, **options, job={"mode": mode, "servers": 3})
     layout = checkpoints.latest(ran.run.path / "checkpoints").meta["layout"]
-    assert {(s[0], s[1]) for s in layout["slices"]} == {(d, g) for d in ("float32", "float64") for g in (0, 1)}
+    assert {(s[0], s[1]) for s in layout["slices"]} == {
+        (d, g) for d in ("float32", "float64") for g in (0, 1)
+    }
     assert len(layout["slices"]) > 4 and len(layout["slices"][0][4]) >= 1
     assert_same_bits(ran.model, plain(batch=12, **options, fused=True)[0])
 

@@ -1154,3 +1154,47 @@ result(start)
             velocity = 0.9 * velocity + 10.0
             value -= 0.1 * velocity
         assert ran.model["0.weight"].mean().item() == pytest.approx(value, rel=1e-5)
+
+
+def test_a_write_that_no_version_counter_sees_is_found_and_refused(run):
+    """`p.data.clamp_()` goes past autograd's counters; in bsp it would stay on one worker's private pages."""
+    ran = run(
+        """
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = paceline.prepare(model, optimizer)
+        from paceline.worker import session
+        session.STATS_S = 0.0  # look after every step
+        for step in range(3):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            model.weight.data.clamp_(-0.1, 0.1)
+        """,
+        workers=1,
+        mode="bsp",
+    )
+    assert ran.error is not None
+    assert "written to through .data" in ran.error
+    assert "paceline.assign()" in ran.error
+
+
+def test_a_write_through_data_is_legal_with_assign(run):
+    ran = run(
+        """
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = paceline.prepare(model, optimizer)
+        from paceline.worker import session
+        session.STATS_S = 0.0
+        for step in range(3):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.weight.data.clamp_(-0.01, 0.01)
+            paceline.assign()
+        """,
+        workers=1,
+        mode="bsp",
+    )
+    assert ran.error is None
+    assert ran.model["weight"].abs().max() <= 0.01 + 1e-7

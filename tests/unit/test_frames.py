@@ -71,7 +71,7 @@ def test_a_replayed_or_reordered_frame_is_refused(due: int) -> None:
         (b"PL\x09\x01" + header(Kind.PUSH, 2, 0)[4:], "not a Paceline frame"),
         (header(0, 2, 0), "unknown kind of frame 0"),
         (header(255, 2, 0), "unknown kind of frame 255"),
-        (header(Kind.PUSH, (64 << 10) + 1, 0), "PUSH body of 65,537 bytes is over its limit of 65,"),
+        (header(Kind.TAKE, (64 << 10) + 1, 0), "TAKE body of 65,537 bytes is over its limit of 65,"),
         (header(Kind.OFFER, (64 << 20) + 1, 0), "OFFER body of 67,108,865 bytes is over"),
         (header(Kind.OFFER, 2**32 - 1, 0), "OFFER body of 4,294,967,295 bytes is over"),
         (header(Kind.HELLO, 2, 1), "HELLO payload of 1 bytes is over its limit of 0"),
@@ -116,7 +116,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "payload_bytes", "message"),
     [
-        (Kind.PUSH, {"a": "x" * 70_000}, 0, "PUSH body of 70,008 bytes is over"),
+        (Kind.TAKE, {"a": "x" * 70_000}, 0, "TAKE body of 70,008 bytes is over"),
         (Kind.HELLO, {}, 5, "HELLO payload of 5 bytes is over"),
         (Kind.STATS, {"loss": float("nan")}, 0, "STATS body that is not JSON"),
         (Kind.STATS, {"loss": {1, 2}}, 0, "STATS body that is not JSON"),

@@ -227,3 +227,43 @@ def test_bad_sizes_are_refused() -> None:
         book_of(1, 0, 1)
     with pytest.raises(UsageError, match=r"has 5 samples, .* on 4"):
         book_of(5, 1, 1).restore(book_of(4, 1, 1).snapshot())
+
+
+def test_an_epoch_does_not_wait_for_carried_leases_and_counts_them_where_they_belong():
+    """Gradient accumulation over the end of an epoch: the step comes in the next one."""
+    book = book_of(4, 2, 1)
+    first, second = book.take(0, 0, 1) + book.take(0, 0, 1)
+    book.finish(0, [first.id])
+    assert not book.turn_if_over(set())
+    book.carry(0, [second.id])
+    assert book.turn_if_over(set())
+    (third,) = book.take(0, 1, 1)
+    assert book.finish(0, [second.id, third.id]) == 4
+    assert [account["applied"] for account in book.accounts()] == [4, 2]
+
+
+@pytest.mark.parametrize("how", ["left", "given back", "restored"])
+def test_a_carried_lease_whose_worker_is_gone_is_unused_in_its_own_epoch(how):
+    book = book_of(4, 2, 2)
+    (applied,), (carried,) = book.take(0, 0, 1), book.take(1, 0, 1)
+    book.finish(0, [applied.id])
+    book.carry(1, [carried.id])
+    assert book.turn_if_over(set())
+    if how == "left":
+        book.left(1)
+    elif how == "given back":
+        book.give_back(1, [carried.id])
+    else:
+        snapshot = json.loads(json.dumps(book.snapshot()))
+        book = book_of(4, 2, 0)
+        book.restore(snapshot)
+    assert book.accounts()[0] == {"epoch": 0, "samples": 4, "applied": 2, "refused": 0, "unused": 2}
+    assert book.remaining == 4
+
+
+def test_a_carried_lease_of_an_epoch_that_goes_on_returns_to_the_pool():
+    book = book_of(6, 2, 2)
+    (lease,) = book.take(1, 0, 1)
+    book.carry(1, [lease.id])
+    book.left(1)
+    assert book.remaining == 6 and ranges(book.take(0, 0, 1)) == [((0, 2),)]

@@ -3,11 +3,17 @@
 * `script.py`  prepare, log, assign, no_sync, rank, world_size, is_main: for scripts with their own loop.
 * `fitting.py` fit and Task: for people who want no loop.
 * `jobs.py`    run_job, resume_run, export_run, inspect_script: what the commands do.
+
+Loaded when used: the commands need no torch, and must not wait for it.
 """
 
-from paceline.api.fitting import FitResult, Task, fit
-from paceline.api.jobs import export_run, inspect_script, resume_run, run_job
-from paceline.api.script import assign, is_main, log, no_sync, prepare, rank, world_size
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from paceline.api.fitting import FitResult, Task, fit
+    from paceline.api.jobs import export_run, inspect_script, resume_run, run_job
+    from paceline.api.script import assign, is_main, log, no_sync, prepare, rank, world_size
 
 __all__ = [
     "FitResult",
@@ -25,3 +31,16 @@ __all__ = [
     "run_job",
     "world_size",
 ]
+
+_HOMES = {
+    "fitting": ("FitResult", "Task", "fit"),
+    "jobs": ("export_run", "inspect_script", "resume_run", "run_job"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline.api' has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "script")
+    value: object = getattr(importlib.import_module(f"paceline.api.{home}"), name)
+    return value

@@ -4,6 +4,7 @@ Newcomers are authenticated in a thread of their own, so that a stranger holds n
 threads hand work to the hub's thread with `post`. Servers and the controller are built on it.
 """
 
+import collections
 import contextlib
 import queue
 import selectors
@@ -19,7 +20,8 @@ from paceline.exceptions import FrameError, LinkError, PacelineError
 __all__ = ["Hub", "HubHandler"]
 
 _MAX_NEWCOMERS = 64
-"""Connections that may be authenticating at once; more are closed at once."""
+"""Connections of one kind that may be authenticating at once; more are closed at once. Strangers come by
+TCP, so they cannot keep out who is on this host."""
 
 
 class HubHandler(Protocol):
@@ -50,7 +52,7 @@ class Hub:
         self._handler = handler
         self._secret = secret
         self._patience_s = patience_s
-        self._newcomers = 0
+        self._newcomers: collections.Counter[int] = collections.Counter()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waker, self._wakened = socket.socketpair()
         # One wake-up in the pipe is enough: `post` must not block when it is full.
@@ -134,15 +136,15 @@ class Hub:
             sock, _ = listening.accept()
         except OSError:
             return  # it went away before we looked
-        if self._newcomers >= _MAX_NEWCOMERS:
+        if self._newcomers[sock.family] >= _MAX_NEWCOMERS:
             sock.close()
             self._handler.on_stranger("too many connections authenticating at once")
             return
-        self._newcomers += 1
+        self._newcomers[sock.family] += 1
         threading.Thread(target=self._meet, args=(sock,), name="newcomer", daemon=True).start()
 
     def _meet(self, sock: socket.socket) -> None:
-        connection = None
+        connection, family = None, sock.family
         try:
             connection = accept(sock, self._secret)
             connection.sock.settimeout(self._patience_s)
@@ -155,17 +157,17 @@ class Hub:
             reason = str(error)
             if connection is not None:
                 connection.close()
-            self.post(lambda: self._turn_away(reason))
+            self.post(lambda: self._turn_away(family, reason))
         else:
             newcomer = connection
             self.post(lambda: self._welcome(newcomer, hello.body))
 
-    def _turn_away(self, reason: str) -> None:
-        self._newcomers -= 1
+    def _turn_away(self, family: int, reason: str) -> None:
+        self._newcomers[family] -= 1
         self._handler.on_stranger(reason)
 
     def _welcome(self, connection: Connection, body: dict[str, Any]) -> None:
-        self._newcomers -= 1
+        self._newcomers[connection.sock.family] -= 1
         self.add(connection)
         try:
             self._handler.on_hello(connection, body)

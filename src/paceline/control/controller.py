@@ -29,10 +29,9 @@ from paceline.control.machine import (
 from paceline.control.rundir import RunDirectory
 from paceline.engines import Engine, RoleSpec
 from paceline.exceptions import FrameError, LinkError, RoleFailed
-from paceline.observe import RunStatus, WorkerStatus
+from paceline.observe import FAILURE_MARK, RunStatus, WorkerStatus
 from paceline.plan import Plan
 from paceline.storage.checkpoint import load
-from paceline.worker import FAILURE_MARK
 
 __all__ = ["Controller"]
 
@@ -307,17 +306,19 @@ class Controller:
         data = body.get("data") or {}
         status.samples_per_epoch = data.get("samples")
         for worker_rank, clock in body["clocks"].items():
-            worker = status.workers[int(worker_rank)]
-            worker.clock = max(worker.clock, int(clock))
+            # A checkpoint of more workers may have clocks of ranks that this run has not.
+            if (known := status.workers.get(int(worker_rank))) is not None:
+                known.clock = max(known.clock, int(clock))
 
     def _on_saved(self, body: dict[str, Any]) -> None:
         path, reason = body["checkpoint"], body.get("reason")
         if path is not None and path != "kept":
             self.status.checkpoints = _checkpoint_names(self.run_dir)
             self._record({"kind": "checkpoint", "version": body["version"]})
-        if path is None and self._save_due is None:
+        answer = bool(body.get("asked")) and self._save_due is not None  # not one of the periodic ones
+        if path is None and not answer:
             self._note(f"a checkpoint failed: {reason}")
-        if self._save_due is not None:
+        if answer:
             self._save_due = None
             self._do(self._machine.saved(reason))
 

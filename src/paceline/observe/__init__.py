@@ -9,6 +9,6 @@
 
 from paceline.observe.progress import Progress
 from paceline.observe.report import write_report
-from paceline.observe.status import ENDED, RunStatus, WorkerStatus
+from paceline.observe.status import ENDED, FAILURE_MARK, RunStatus, WorkerStatus
 
-__all__ = ["ENDED", "Progress", "RunStatus", "WorkerStatus", "write_report"]
+__all__ = ["ENDED", "FAILURE_MARK", "Progress", "RunStatus", "WorkerStatus", "write_report"]

@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-__all__ = ["ENDED", "RunStatus", "WorkerStatus"]
+__all__ = ["ENDED", "FAILURE_MARK", "RunStatus", "WorkerStatus"]
+
+FAILURE_MARK = "--- the script failed; what follows was reported to the controller ---"
+"""In a worker's log: from here on it is its traceback, which the run's error shows already."""
 
 ENDED = frozenset({"succeeded", "failed", "stopped"})
 """States that a run does not leave, except by `paceline resume`."""

@@ -107,18 +107,20 @@ class Adoption:
         self.model = first
         return region
 
-    def answer(self, region: Region, *, epoch: int, in_place: bool) -> None:
+    def answer(self, region: Region, *, epoch: int, in_place: bool, first: bool) -> None:
         """Tell all who wait what to start from.
 
         Args:
             region: the parameters' memory; workers on this host get it when they read `in_place`.
+            first: training has not begun; who comes later replaces somebody, and where a checkpoint was
+                is not where the run is.
         """
         assert self.model is not None
         waiting, self._waiting = self._waiting, {}
         for rank, offer in sorted(waiting.items()):
             try:
                 self._check(rank, offer)
-                body = {"epoch": epoch, "resumed": self.checkpoint is not None}
+                body = {"epoch": epoch, "resumed": first and self.checkpoint is not None}
                 blob = save(self._start_of(rank))
                 share = offer.connection.local and in_place
                 fds = [region.fd] if share else ()
@@ -141,8 +143,10 @@ class Adoption:
         start = dict(self.extras)
         if self.checkpoint is not None:
             mine = worker_state(self.checkpoint, rank)
-            shared = mine or worker_state(self.checkpoint, 0)
-            start.update({k[7:]: v for k, v in shared.items() if k.startswith("buffer:")})
+            first = worker_state(self.checkpoint, 0)  # it has the frozen parameters
+            shared = mine or first
+            for saved in (first, shared):
+                start.update({k[7:]: v for k, v in saved.items() if k.startswith("buffer:")})
             start.update({k: v for k, v in mine.items() if k.startswith("rng:")})
             start.update({k: v for k, v in shared.items() if k.startswith("user:")})
         return {k: v.contiguous() for k, v in start.items()}

@@ -55,6 +55,7 @@ class LeadServer(Server):
         self._save_flags: set[int] = set()
         self._save_again = False
         self._save_at_next = False
+        self._asked = False
         self._hurry_at: float | None = None
         self._last_saved = -1
         self._unsaved = False  # something is newer than a checkpoint of this version would have it
@@ -112,6 +113,7 @@ class LeadServer(Server):
 
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.CHECKPOINT:
+            self._asked = True
             self._save_now()
         elif frame.kind is Kind.STOP:
             self._running = False
@@ -193,7 +195,12 @@ class LeadServer(Server):
             return
         assert self._region is not None
         self._region.seal_writes()
-        self._adoption.answer(self._region, epoch=self._lead.epoch, in_place=self.mode.in_place)
+        self._adoption.answer(
+            self._region,
+            epoch=self._lead.epoch,
+            in_place=self.mode.in_place,
+            first=self._gate is not None,
+        )
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -459,9 +466,11 @@ class LeadServer(Server):
             self._report(body)
 
     def _report(self, body: dict[str, Any]) -> None:
+        """What became of a checkpoint; `asked`: it is the answer to the controller's wish for one."""
+        asked, self._asked = self._asked, False
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, self._stats())
-            self._controller.send(Kind.STATS, body)
+            self._controller.send(Kind.STATS, {**body, "asked": asked})
 
     # --- watching ---------------------------------------------------------------------------------
 

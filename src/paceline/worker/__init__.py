@@ -9,7 +9,7 @@
 * `main.py`      runs the user's program in a worker process.
 """
 
-from paceline.worker.main import FAILURE_MARK, WorkerConfig, run_worker
+from paceline.worker.main import WorkerConfig, run_worker
 from paceline.worker.session import Session, current_session
 
-__all__ = ["Session", "FAILURE_MARK", "WorkerConfig", "current_session", "run_worker"]
+__all__ = ["Session", "WorkerConfig", "current_session", "run_worker"]

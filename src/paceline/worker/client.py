@@ -216,6 +216,10 @@ class Client:
         elif self.version != version:
             self.exchange(Kind.PULL)
 
+    def private_pages(self) -> int:
+        """How many pages of the servers' memory this worker has written to, in its view of it only."""
+        return self._shared.private_pages() if self.in_place and self._shared is not None else 0
+
     def forget_private_writes(self) -> None:
         """After an assign: see the servers' memory again where this worker wrote to its view of it."""
         if self.in_place and self._shared is not None:

@@ -43,8 +43,11 @@ class LeaseSource(Protocol):
     def used(self, lease: int | None, samples: int) -> None:
         """The script got a batch; the next step covers it."""
 
+    def entering(self, epoch: int) -> None:
+        """The script begins this epoch; nothing of it is read yet."""
+
     def entered(self, epoch: int) -> None:
-        """The script is in this epoch for real now, its first batch comes next."""
+        """The script is in this epoch now; its first batch comes next, unless the epoch is over."""
 
     def back(self) -> None:
         """The script is through with a batch and asks for the next one."""
@@ -129,7 +132,11 @@ class LeasedLoader(_Wrapped):
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
         self._epoch += 1
-        if not self._take(epoch, wait=False):
+        more = self._take(epoch, wait=False)
+        self._source.entering(epoch)
+        if not more:
+            # A resumed run may have turned the page already: the script was in this epoch all the same.
+            self._source.entered(epoch)
             return
         self._order = self._order_of(epoch)
         entered = False
@@ -238,9 +245,11 @@ class StreamLoader(_Wrapped):
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
         self._epoch += 1
-        if self._source.take(epoch, 0, wait=False, give_back=()).over:
-            return
+        over = self._source.take(epoch, 0, wait=False, give_back=()).over
+        self._source.entering(epoch)
         self._source.entered(epoch)
+        if over:
+            return
         for i, batch in enumerate(self.loader):
             if i % self._world_size == self._rank:
                 self._source.used(None, _length(batch))

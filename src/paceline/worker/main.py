@@ -14,13 +14,13 @@ import torch
 from paceline.comm import Address, Connection, Kind
 from paceline.comm.frames import field
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
+from paceline.observe import FAILURE_MARK
 from paceline.worker.client import Client
 from paceline.worker.session import RunSession, enter_session
 
-__all__ = ["FAILURE_MARK", "WorkerConfig", "run_worker"]
+__all__ = ["WorkerConfig", "run_worker"]
 
-FAILURE_MARK = "--- the script failed; what follows was reported to the controller ---"
-"""Stands in a worker's log before the traceback: the controller, which shows the error, stops echoing here."""
+"""Stands in a worker's log before a traceback: the controller shows that itself, and stops echoing here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease
 from paceline.worker.optimizer import make_exchanging, pack_state
 from paceline.worker.state import (
     capture,
+    epoch_of,
     extras_of,
     load_extras,
     restore_rng,
@@ -105,9 +106,10 @@ class AloneSession(Session):
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._books: list[LeaseBook] = []
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
+        if self.prepared:
+            raise UsageError("prepare() was called twice in one script; prepare everything in one call.")
         got = Prepared(objects)
         self.prepared = True
         _use_fused(got.optimizer)
@@ -155,6 +157,9 @@ class _AloneSource:
     def used(self, lease: int | None, samples: int) -> None:
         pass
 
+    def entering(self, epoch: int) -> None:
+        pass
+
     def entered(self, epoch: int) -> None:
         pass
 
@@ -189,6 +194,7 @@ class RunSession(Session):
         self._skipping: int | None = None
         self._replaying = False
         self._owes_save = False
+        self._epoch = -1
         self._clock = 0
         self._wait_s = 0.0
         self._started = self._last_stats = time.monotonic()
@@ -239,7 +245,6 @@ class RunSession(Session):
             loader = lease_loader(
                 got.loader, self, seed=self._seed, rank=self.rank, world_size=self.world_size
             )
-        self._step_ended = time.perf_counter()
         return got.give_back(objects, loader)
 
     def _weights(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -295,6 +300,7 @@ class RunSession(Session):
         if time.monotonic() - self._last_stats > STATS_S:
             self._send_metrics()
             self._report()
+            self._check_memory()
 
     def _settings_changed(self) -> bool:
         """Whether a setting differs from what was sent last. Every step asks, so it must be cheap."""
@@ -332,6 +338,15 @@ class RunSession(Session):
             "parameters, so the change would be lost: call paceline.assign() right after it (on every "
             "worker), or change it before prepare()."
         )
+
+    def _check_memory(self) -> None:
+        """What no version counter sees (`p.data.clamp_()`), the kernel does. Looked at now and then."""
+        if self._client.private_pages():
+            raise UsageError(
+                "a parameter was written to through .data or .numpy() after prepare(). The servers own the "
+                "parameters, so the change would be lost: call paceline.assign() right after it (on every "
+                "worker), or change it before prepare()."
+            )
 
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
@@ -421,12 +436,18 @@ class RunSession(Session):
             self._leases.append(lease)
         self._samples += samples
 
+    def entering(self, epoch: int) -> None:
+        """After a resume from between two epochs: all is put back before the epoch is begun."""
+        if epoch_of(self._resume) != epoch:
+            self._go_on(epoch)
+
     def entered(self, epoch: int) -> None:
         """After a resume: from this batch on everything is as it was at the checkpoint."""
-        if self._skipping is not None and epoch < self._skipping:
-            return
-        self._replaying = False
-        if self._skipping is None:
+        self._go_on(epoch)
+        self._epoch = epoch
+
+    def _go_on(self, epoch: int) -> None:
+        if self._skipping is None or epoch < self._skipping:
             return
         self._skipping = None
         restore_schedulers(self._resume, self._schedulers, self._optimizer)
@@ -452,7 +473,16 @@ class RunSession(Session):
 
     def _save(self) -> None:
         self._owes_save = False
-        self._client.save(capture(self._model, self._trained, self._schedulers, self._optimizer))
+        self._client.save(
+            capture(
+                self._model,
+                self._trained,
+                self._schedulers,
+                self._optimizer,
+                self._epoch,
+                with_frozen=self.rank == 0,
+            )
+        )
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""

@@ -1,7 +1,7 @@
 """A worker's part of a checkpoint: buffers, random state, schedulers, as named tensors.
 
-Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `user:scheduler:K` and
-`user:settings` (the optimizer's parameter groups), these two as JSON bytes.
+Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `rng:epoch` (the one begun last),
+`user:scheduler:K` and `user:settings` (the optimizer's parameter groups), these two as JSON bytes.
 """
 
 import collections
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.params import settings_of
 
-__all__ = ["capture", "extras_of", "load_extras", "restore_rng", "restore_schedulers"]
+__all__ = ["capture", "epoch_of", "extras_of", "load_extras", "restore_rng", "restore_schedulers"]
 
 
 def extras_of(model: nn.Module, trained: set[str]) -> dict[str, Tensor]:
@@ -38,14 +38,23 @@ def load_extras(model: nn.Module, tensors: dict[str, Tensor], trained: set[str])
 
 
 def capture(
-    model: nn.Module, trained: set[str], schedulers: Sequence[Any], optimizer: torch.optim.Optimizer
+    model: nn.Module,
+    trained: set[str],
+    schedulers: Sequence[Any],
+    optimizer: torch.optim.Optimizer,
+    epoch: int,
+    *,
+    with_frozen: bool,
 ) -> dict[str, Tensor]:
-    """This worker's part of a checkpoint."""
-    found = {
-        f"buffer:{name}": value.clone()
-        for name, value in extras_of(model, trained).items()
-        if not isinstance(value, nn.Parameter)
-    }
+    """This worker's part of a checkpoint.
+
+    Args:
+        epoch: the one it has begun last.
+        with_frozen: frozen parameters too; they are the same on all workers, so one of them is enough.
+    """
+    left_out = trained if with_frozen else trained | {name for name, _ in model.named_parameters()}
+    found = {f"buffer:{name}": value.clone() for name, value in extras_of(model, left_out).items()}
+    found["rng:epoch"] = torch.tensor(epoch)
     found["rng:torch"] = torch.get_rng_state()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["rng:cuda"] = torch.cuda.get_rng_state()
@@ -58,6 +67,11 @@ def capture(
         found[f"user:scheduler:{k}"] = _json_tensor(state)
     found["user:settings"] = _json_tensor(settings_of(optimizer))
     return found
+
+
+def epoch_of(tensors: dict[str, Tensor]) -> int | None:
+    """The epoch that a worker was in when it sent its part; None if there is none."""
+    return int(tensors["rng:epoch"]) if "rng:epoch" in tensors else None
 
 
 def restore_rng(tensors: dict[str, Tensor]) -> None:

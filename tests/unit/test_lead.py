@@ -1,0 +1,342 @@
+"""The lead's order, driven directly: joins, pushes, leases, deaths; no sockets and no torch."""
+
+import random
+from typing import Any
+
+import pytest
+from paceline.data.leases import LeaseBook
+from paceline.modes import PushId, parse_mode
+from paceline.ps.lead import EarlyExit, Lead, Push
+
+
+def lead_of(mode: str, *, samples: int = 32, batch: int = 4, workers: int = 2, **more: Any) -> Lead:
+    """A lead with a book and members 0 … workers-1."""
+    spec = parse_mode(mode)
+    lead = Lead(spec, **more)
+    lead.book = LeaseBook(samples=samples, batch_size=batch, drop_last=False, by_round=spec.by_round)
+    for worker in range(workers):
+        lead.join(worker, 0)
+    return lead
+
+
+class Worker:
+    """A worker's side of the conversation: takes leases one at a time and pushes each."""
+
+    def __init__(self, lead: Lead, rank: int, incarnation: int = 0) -> None:
+        self.lead, self.rank, self.incarnation = lead, rank, incarnation
+        self.sequence = 0
+        self.leases: list[int] = []
+        self.samples = 0
+
+    def take(self, epoch: int = 0, limit: int = 1, *, wait: bool = False) -> Any:
+        leases, steps = self.lead.take(self.rank, epoch, limit, wait=wait)
+        self.leases += [lease.id for lease in leases or ()]
+        self.samples += sum(lease.samples for lease in leases or ())
+        return leases, steps
+
+    def push(self, *, void: bool = False, version: int | None = None) -> list[list[Any]]:
+        push = Push(
+            id=PushId(self.rank, self.incarnation, self.sequence),
+            read_version=self.lead.version if version is None else version,
+            samples=self.samples,
+            leases=tuple(self.leases),
+            void=void,
+        )
+        self.sequence += 1
+        self.leases, self.samples = [], 0
+        return self.lead.push(push)
+
+
+def test_in_bsp_a_round_is_one_update_in_rank_order_weighted_by_samples():
+    lead = lead_of("bsp", samples=6)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    b.take()
+    a.take()
+    assert b.push() == []
+    assert a.push() == [["apply", [[0, 0, 0, 3], [1, 0, 0, 3]]], ["admit", 0, 1], ["admit", 1, 1]]
+    assert [(r.version, r.push.id.worker, r.staleness) for r in lead.applied] == [(0, 0, 0), (0, 1, 0)]
+    assert lead.totals.samples == 6
+    assert lead.book.accounts()[0]["applied"] == 6
+
+
+def test_with_a_bound_on_the_norm_an_update_is_reduced_first():
+    lead = lead_of("bsp", workers=1, clip_norm=1.0)
+    worker = Worker(lead, 0)
+    worker.take()
+    assert worker.push()[0] == ["reduce", [[0, 0, 0, 4]]]
+
+
+def test_asp_applies_at_once_and_records_staleness():
+    lead = lead_of("asp")
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    assert a.push(version=0) == [["apply", [[0, 0, 0, 4]]], ["admit", 0, 1]]
+    assert b.push(version=0) == [["apply", [[1, 0, 0, 4]]], ["admit", 1, 2]]
+    assert dict(lead.totals.staleness) == {0: 1, 1: 1}
+
+
+def test_in_backup_a_late_pushs_samples_go_back_to_the_pool():
+    lead = lead_of("backup:1", samples=8)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    assert a.push(version=0)[0][0] == "apply"
+    assert b.push(version=0) == [["drop", 1, 0, 0], ["admit", 1, 1]]
+    assert lead.book.remaining == 4
+    assert (lead.totals.dropped, lead.totals.samples) == (1, 4)
+
+
+def test_a_void_push_keeps_its_place_but_is_not_applied():
+    lead = lead_of("bsp")
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    a.push(void=True)
+    assert b.push() == [["apply", [[1, 0, 0, 4]]], ["admit", 0, 1], ["admit", 1, 1]]
+    assert lead.totals.refused == 1
+    account = lead.book.accounts()[0]
+    assert (account["applied"], account["refused"]) == (4, 4)
+
+
+def test_a_repeated_push_is_applied_once():
+    lead = lead_of("asp")
+    worker = Worker(lead, 0)
+    worker.take()
+    worker.push()
+    worker.sequence = 0
+    assert worker.push() == [["drop", 0, 0, 0], ["admit", 0, 1]]
+    assert (lead.totals.pushes, lead.totals.dropped) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "backup:1", "ssp:0", "ssp:1", "asp"])
+def test_a_dead_workers_leases_go_back_and_its_pending_push_is_dropped(mode):
+    lead = lead_of(mode, samples=8, workers=3)
+    dead = Worker(lead, 1)
+    dead.take()
+    before = lead.book.remaining
+    steps = lead.leave(1, 0, finished=False)
+    assert steps[-1] == ["left", 1, 0]
+    assert lead.book.remaining > before
+    assert lead.book.members == {0, 2}
+    assert lead.machine.members == {0, 2}
+
+
+def test_a_death_in_a_round_lets_the_others_go_on_without_it():
+    lead = lead_of("bsp", workers=2)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    assert a.push() == []
+    steps = lead.leave(1, 0, finished=False)
+    assert steps == [["apply", [[0, 0, 0, 4]]], ["admit", 0, 1], ["left", 1, 0]]
+
+
+def test_a_death_after_its_push_drops_it_and_returns_its_samples():
+    lead = lead_of("bsp", samples=8, workers=2)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    b.push()
+    assert lead.leave(1, 0, finished=False) == [["drop", 1, 0, 0], ["left", 1, 0]]
+    assert lead.book.remaining == 4
+    assert a.push()[0] == ["apply", [[0, 0, 0, 4]]]
+
+
+def test_late_news_of_a_replaced_worker_changes_nothing():
+    lead = lead_of("asp")
+    lead.leave(1, 0, finished=False)
+    lead.join(1, 1)
+    new = Worker(lead, 1, incarnation=1)
+    new.take()
+    assert lead.leave(1, 0, finished=False) == []
+    assert lead.book.outstanding[1]
+    assert new.push()[0] == ["apply", [[1, 1, 0, 4]]]
+
+
+def test_a_push_of_a_replaced_incarnation_is_dropped_and_finishes_nothing():
+    lead = lead_of("asp")
+    old = Worker(lead, 1)
+    old.take()
+    lead.leave(1, 0, finished=False)
+    lead.join(1, 1)
+    assert old.push() == [["drop", 1, 0, 0]]
+    assert lead.totals.samples == 0
+
+
+def test_who_has_used_up_its_leases_waits_and_gets_those_of_the_dead():
+    lead = lead_of("asp", samples=8)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    a.push()
+    assert a.take(wait=True) == (None, [])
+    assert lead.granted(8) == ([], [])
+    lead.leave(1, 0, finished=False)
+    (answer,), _ = lead.granted(8)
+    worker, leases, over = answer
+    assert (worker, sum(lease.samples for lease in leases), over) == (0, 4, False)
+
+
+def test_a_death_while_parked_turns_the_epoch_for_the_others():
+    lead = lead_of("asp", samples=8)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    b.push()
+    b.take(wait=True)
+    a.push()
+    a.take(wait=True)
+    lead.leave(1, 0, finished=False)
+    assert lead.granted(8) == ([(0, (), True)], [])
+    assert lead.epoch == 1
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_script_that_ended_in_an_earlier_epoch_is_named(mode):
+    lead = lead_of(mode, samples=8)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    for worker in (a, b):
+        worker.take()
+    for worker in (a, b):
+        worker.push()
+        worker.take(wait=True)
+    assert {w for w, _, over in lead.granted(8)[0] if over} == {0, 1}
+    lead.leave(1, 0, finished=True)
+    with pytest.raises(
+        EarlyExit, match="worker:1 ended its script after 1 steps while worker:0 goes on with epoch 2"
+    ):
+        a.take(epoch=1)
+
+
+def test_a_script_that_left_its_last_loop_early_does_not_fail_the_others():
+    lead = lead_of("bsp", samples=16)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    for worker in (a, b):
+        worker.take()
+    for worker in (a, b):
+        worker.push()
+    lead.leave(1, 0, finished=True)
+    done = 0
+    while a.take()[0]:
+        done += a.samples
+        a.push()
+    assert done == 8
+
+
+def test_without_a_loader_a_script_that_ended_is_noticed_at_the_next_push_in_bsp():
+    lead = Lead(parse_mode("bsp"))
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    lead.join(0, 0)
+    lead.join(1, 0)
+    a.push()
+    b.push()
+    lead.leave(1, 0, finished=True)
+    with pytest.raises(
+        EarlyExit, match="worker:1 ended its script after 1 steps while worker:0 goes on with step 2"
+    ):
+        a.push()
+
+
+def test_a_replacement_of_a_finished_worker_is_no_longer_finished():
+    lead = lead_of("asp", samples=8)
+    a = Worker(lead, 0)
+    lead.leave(1, 0, finished=True)
+    lead.join(1, 1)
+    assert a.take()[0]
+
+
+def test_a_stream_turns_when_all_readers_are_at_its_end():
+    lead = Lead(parse_mode("asp"))
+    lead.join(0, 0)
+    lead.join(1, 0)
+    assert lead.take(0, 0, 0, wait=True)[0] is None
+    assert lead.granted(8) == ([], [])
+    lead.take(1, 0, 0, wait=True)
+    assert [(w, over) for w, _, over in lead.granted(8)[0]] == [(0, True), (1, True)]
+    assert lead.epoch == 1
+
+
+def test_a_snapshot_goes_on_where_it_was_with_what_was_outstanding_back_in_the_pool():
+    lead = lead_of("asp", samples=16)
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    a.push()
+    again = lead_of("asp", samples=16, workers=0)
+    again.restore(lead.snapshot())
+    assert (again.version, again.totals.samples, again.book.remaining) == (1, 4, 12)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "backup:1", "ssp:0", "ssp:2", "asp"])
+def test_whoever_dies_and_comes_back_every_sample_is_applied_exactly_once(mode):
+    """Random orders of taking, pushing, dying, replacing and finishing, to the end of every epoch."""
+    for seed in range(60):
+        _check_random_run(mode, random.Random(seed))
+
+
+def _check_random_run(mode: str, rng: random.Random) -> None:
+    count, samples, epochs = rng.randint(2, 4), rng.randint(9, 60), 3
+    lead = lead_of(mode, samples=samples, batch=rng.randint(1, 5), workers=count)
+    workers = {rank: Worker(lead, rank) for rank in range(count)}
+    epoch = dict.fromkeys(workers, 0)
+    # What each worker does next; None: it waits for an answer.
+    state: dict[int, str | None] = dict.fromkeys(workers, "take")
+    read = dict.fromkeys(workers, 0)
+    seen: set[tuple[int, int, int]] = set()
+
+    def hear(steps: list[list[Any]]) -> None:
+        for step in steps:
+            if step[0] == "apply":
+                ids = {tuple(p[:3]) for p in step[1]}
+                assert not ids & seen
+                seen.update(ids)
+            elif step[0] == "admit" and state.get(step[1], "gone") is None:
+                state[step[1]], read[step[1]] = "take", step[2]
+
+    def answer() -> None:
+        while True:
+            answers, steps = lead.granted(4)
+            hear(steps)
+            if not answers and not steps:
+                return
+            for rank, leases, over in answers:
+                workers[rank].leases += [lease.id for lease in leases]
+                workers[rank].samples += sum(lease.samples for lease in leases)
+                read[rank] = lead.version
+                epoch[rank] += over
+                state[rank] = "push" if leases else "take"
+
+    for _ in range(5000):
+        if not state:
+            break
+        able = [rank for rank, what in state.items() if what is not None]
+        assert able, f"nobody can go on: {lead.machine.waiting}"
+        rank = rng.choice(able)
+        worker = workers[rank]
+        if rng.random() < 0.03:
+            victim = rng.choice(list(state))
+            hear(lead.leave(victim, workers[victim].incarnation, finished=False))
+            workers[victim] = Worker(lead, victim, workers[victim].incarnation + 1)
+            hear(lead.join(victim, workers[victim].incarnation))
+            state[victim], read[victim], epoch[victim] = "take", lead.version, 0
+        elif epoch[rank] == epochs:
+            del state[rank]
+            hear(lead.leave(rank, worker.incarnation, finished=True))
+        elif state[rank] == "take":
+            leases, steps = worker.take(epoch[rank], rng.randint(1, 3), wait=True)
+            if leases is None:
+                state[rank] = None
+            elif leases:
+                state[rank] = "push"
+            else:
+                epoch[rank] += 1
+            hear(steps)
+        else:
+            state[rank] = None
+            hear(worker.push(version=read[rank]))
+        answer()
+    assert not state
+    accounts = lead.book.accounts()[:epochs]
+    assert [a["applied"] for a in accounts] == [samples] * epochs
+    assert lead.totals.samples == samples * epochs
