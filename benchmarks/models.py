@@ -54,7 +54,7 @@ def timed_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any
             if not ends:
                 ends.append(time.perf_counter())
             loss = F.cross_entropy(model(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             ends.append(time.perf_counter())

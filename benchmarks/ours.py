@@ -61,7 +61,7 @@ def train(model: str, *, workers: int, servers: int, mode: str, batch: int, step
 
 
 def first_step(script: Path, *, workers: int, servers: int) -> FirstStep:
-    """Launch `script` (benchmarks/scripts/first_step.py) with `paceline run`, until its first step is done."""
+    """Launch `script` (scripts/first_step.py) with `paceline run`, until its first step is done."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         command = [*_paceline(), *_options(Path(folder), workers=workers, servers=servers), str(script)]
         found = launch(command, workers=workers)

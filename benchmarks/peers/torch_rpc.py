@@ -38,7 +38,7 @@ def main(n: int, rounds: int) -> None:
     if rank == 1:
         parameters = torch.ones(n)
     store = f"file://{os.environ['BENCH_STORE']}"
-    rpc.init_rpc(  # type: ignore[no-untyped-call]
+    rpc.init_rpc(
         f"rank{rank}",
         rank=rank,
         world_size=2,

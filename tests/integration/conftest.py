@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from paceline.api import export_run
 from paceline.control import Controller, RunDirectory
 from paceline.exceptions import RoleFailed
 from paceline.observe import RunStatus
 from paceline.plan import Job, make_plan
 from paceline.testing import KeptEngine
-from safetensors.torch import load_file
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+
 from paceline.data.leases import LeaseBook
 from paceline.modes import PushId, parse_mode
 from paceline.ps.lead import EarlyExit, Lead, Push

@@ -4,6 +4,7 @@ import random
 import signal
 
 import pytest
+
 from paceline.control.machine import (
     Announce,
     End,
