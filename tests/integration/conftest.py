@@ -67,9 +67,7 @@ def result(value):
 
 
 @pytest.fixture
-def run(
-    engine: KeptEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Ran]:
+def run(engine: KeptEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     """Run a script (source text; PRELUDE comes before it) as a job: run(source, workers=2, mode="bsp", …).
 
     Keyword arguments are Job's fields; `args` the script's; `resume` an earlier Ran to go on from;

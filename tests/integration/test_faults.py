@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from paceline.control import RunDirectory
 
+from paceline.control import RunDirectory
 from tests.integration.conftest import PRELUDE
 
 TOOLS = """
@@ -224,7 +224,8 @@ def fate(step):
     if step != 3:
         return
     links = current_session()._client._links
-    pids = [struct.unpack("3i", c.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0] for c in links]
+    peers = [c.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12) for c in links]
+    pids = [struct.unpack("3i", peer)[0] for peer in peers]
     counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
     with (RUN_DIR / "counts").open("a") as file:
         file.write(json.dumps(counts) + "\\n")
@@ -265,7 +266,7 @@ train(prepared(), epochs=itertools.count(), at_step=fate)
 def test_an_error_in_a_server_is_shown_with_its_traceback(run, tmp_path):
     """A user's own optimizer runs in the servers: what it raises there is the user's to see."""
     (tmp_path / "sad.py").write_text(
-        "import torch\n\nclass Sad(torch.optim.SGD):\n    def step(self, closure=None):\n        return 1 / 0\n"
+        "from torch.optim import SGD\n\nclass Sad(SGD):\n    def step(self, closure=None):\n        return 1 / 0\n"
     )
     source = """
 from sad import Sad
@@ -484,7 +485,8 @@ with (RUN_DIR / "ballast").open("wb", buffering=0) as ballast:
             pass
     except OSError as error:
         assert error.errno == 28
-train(prepared(), epochs=itertools.takewhile(lambda _: not (RUN_DIR.parent / "told").exists(), itertools.count()))
+more = itertools.takewhile(lambda _: not (RUN_DIR.parent / "told").exists(), itertools.count())
+train(prepared(), epochs=more)
 (RUN_DIR / "ballast").unlink()
 """
     told = {"its status and events are not kept": [], "but this record has gaps": []}

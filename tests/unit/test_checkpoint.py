@@ -144,9 +144,7 @@ def test_meta_survives_as_json_does(tmp_path: Path) -> None:
 def test_parts_from_threads_and_other_processes(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path, 1)
     threads = [
-        threading.Thread(
-            target=writer.write_part, args=(f"s-{i}.safetensors", {"a": torch.full((100,), i)})
-        )
+        threading.Thread(target=writer.write_part, args=(f"s-{i}.safetensors", {"a": torch.full((100,), i)}))
         for i in range(8)
     ]
     for thread in threads:
@@ -360,9 +358,7 @@ def test_malformed_manifest_with_a_right_digest_is_refused(
 ) -> None:
     path = write(tmp_path, 1)
     rewrite_manifest(path, change)
-    with pytest.raises(
-        CheckpointError, match=r"manifest\.json (does not describe|is of version 2)"
-    ):
+    with pytest.raises(CheckpointError, match=r"manifest\.json (does not describe|is of version 2)"):
         checkpoint.load(path)
 
 
@@ -520,9 +516,7 @@ def test_commit_refuses_what_is_not_whole(tmp_path: Path) -> None:
         writer.commit({})
     writer.add(FileInfo("forgotten.safetensors", "0" * 64, 99))
     writer.add(FileInfo("never.json", "0" * 64, 5))
-    with pytest.raises(
-        CheckpointError, match=r": 16, expected 99; never.json: missing, expected 5"
-    ):
+    with pytest.raises(CheckpointError, match=r": 16, expected 99; never.json: missing, expected 5"):
         writer.commit({})
     assert checkpoint.latest(tmp_path) is None
 

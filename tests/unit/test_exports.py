@@ -10,12 +10,9 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
 
 PACKAGES = sorted(
-    ".".join(("paceline", *file.parent.relative_to(SOURCE).parts))
-    for file in SOURCE.rglob("__init__.py")
+    ".".join(("paceline", *file.parent.relative_to(SOURCE).parts)) for file in SOURCE.rglob("__init__.py")
 )
-MODULES = sorted(
-    f"paceline.{file.stem}" for file in SOURCE.glob("*.py") if not file.stem.startswith("_")
-)
+MODULES = sorted(f"paceline.{file.stem}" for file in SOURCE.glob("*.py") if not file.stem.startswith("_"))
 
 
 def order(name: str) -> tuple[int, list[tuple[int, str]]]:

@@ -84,9 +84,7 @@ def test_file_is_named_unless_a_stranger_holds_it(snapshot, tmp_path: Path) -> N
     with file.open() as held:
         assert before.leaks() == [f"file {held.name}"], "held by ourselves is still ours"
     # A stranger is no descendant of this process and does not carry its mark.
-    environment = {
-        key: value for key, value in os.environ.items() if key != "PACELINE_TEST_PROCESS"
-    }
+    environment = {key: value for key, value in os.environ.items() if key != "PACELINE_TEST_PROCESS"}
     code = f"""
 import subprocess, sys
 held = open({str(file)!r})

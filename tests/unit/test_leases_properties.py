@@ -14,9 +14,7 @@ from paceline.data import Lease, LeaseBook
 
 EVENTS_PER_RUN = 300
 
-repeatable = settings(
-    derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+repeatable = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 books = st.fixed_dictionaries(
     {
         "samples": st.integers(1, 60),

@@ -19,9 +19,7 @@ from paceline.modes import Admit, Apply, Drop, Instruction, PushId, parse_mode
 MODES = ["bsp", "backup:1", "backup:3", "ssp:0", "ssp:1", "ssp:4", "asp"]
 EVENTS_PER_RUN = 500
 
-repeatable = settings(
-    derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+repeatable = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass

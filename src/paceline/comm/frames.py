@@ -72,6 +72,8 @@ class Kind(IntEnum):
     PULL = 23  # worker → server: fresh parameters without a push (after a rest)
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # made once: it is in every round
 _BODY_LIMIT = {
     Kind.PUSH: 4 << 20,
     Kind.OFFER: _LARGE,
@@ -111,7 +113,7 @@ class Header:
 def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: int, key: bytes) -> bytes:
     """Header, tag and body of a frame, ready to send. Raises FrameError if no one would take it."""
     try:
-        text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+        text = _ENCODER.encode(body).encode()
     except (TypeError, ValueError) as error:
         raise FrameError(f"a {kind.name} body that is not JSON: {error}") from None
     _bound(kind, len(text), payload_bytes)
@@ -126,10 +128,9 @@ def parse_header(data: bytes) -> Header:
     magic, kind_number, zero, body_bytes, sequence, payload_bytes = _HEADER.unpack_from(data)
     if magic != _MAGIC or zero:
         raise FrameError("not a Paceline frame")
-    try:
-        kind = Kind(kind_number)
-    except ValueError:
-        raise FrameError(f"unknown kind of frame {kind_number}") from None
+    kind = _KINDS.get(kind_number)
+    if kind is None:
+        raise FrameError(f"unknown kind of frame {kind_number}")
     _bound(kind, body_bytes, payload_bytes)
     raw, tag = data[: _HEADER.size], data[_HEADER.size :]
     return Header(kind, body_bytes, sequence, payload_bytes, raw, tag)
@@ -146,7 +147,7 @@ def verify(header: Header, body: bytes | bytearray, *, sequence: int, key: bytes
 def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     """Parse a verified body: a JSON object. Raises FrameError."""
     try:
-        value = json.loads(body)
+        value = json.loads(body.decode())  # of bytes it would guess the encoding first
     except (ValueError, RecursionError) as error:
         raise FrameError(f"a body that is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -561,6 +561,7 @@ def serve(config: ServerConfig, secret: bytes, controller: Connection) -> None:
     if config.import_from is not None:
         sys.path.insert(0, config.import_from)
     torch.set_num_threads(1)  # the shard has its own threads
+    torch.set_grad_enabled(False)
     kind = LeadServer if config.rank == 0 else Server
     kind(config, secret, controller).run()
 

@@ -9,6 +9,7 @@ idle machine, but they spin at barriers, and a server shares its cores with work
 """
 
 import collections
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -125,7 +126,7 @@ class Shard:
             for i in range(number, len(self._states), self._lanes):
                 work(i)
 
-        with torch.no_grad():
+        with contextlib.nullcontext() if not torch.is_grad_enabled() else torch.no_grad():
             others = [self._pool.submit(lane, n) for n in range(1, self._lanes)] if self._pool else []
             lane(0)
             for other in others:
