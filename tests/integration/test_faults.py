@@ -266,7 +266,7 @@ train(prepared(), epochs=itertools.count(), at_step=fate)
 def test_an_error_in_a_server_is_shown_with_its_traceback(run, tmp_path):
     """A user's own optimizer runs in the servers: what it raises there is the user's to see."""
     (tmp_path / "sad.py").write_text(
-        "from torch.optim import SGD\n\nclass Sad(SGD):\n    def step(self, closure=None):\n        return 1 / 0\n"
+        "from torch.optim import SGD\n\nclass Sad(SGD):\n def step(self, closure=None):\n  return 1 / 0\n"
     )
     source = """
 from sad import Sad

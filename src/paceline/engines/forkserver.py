@@ -73,7 +73,6 @@ class ForkServer:
                 os.close(self._wakened)
                 os.close(self._waker)
                 self._control.close()
-                gc.unfreeze()
                 from paceline.engines.role import become
 
                 code = become(spec)
@@ -118,7 +117,7 @@ def main(fd: int) -> None:
 
     torch.set_num_threads(1)  # no thread pool may exist before a fork
     gc.collect()
-    gc.freeze()  # do not touch, and so unshare, the pages of what is loaded
+    gc.freeze()  # roles need not scan what is loaded here, nor touch, and so unshare, its pages
     try:
         ForkServer(control).run()
     finally:
