@@ -10,6 +10,7 @@ import queue
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -53,6 +54,8 @@ class Hub:
         self._secret = secret
         self._patience_s = patience_s
         self._newcomers: collections.Counter[int] = collections.Counter()
+        self.spin_s = 0.0
+        self._busy = False
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waker, self._wakened = socket.socketpair()
         # One wake-up in the pipe is enough: `post` must not block when it is full.
@@ -65,7 +68,9 @@ class Hub:
 
     def poll(self, timeout_s: float) -> None:
         """Wait for something to happen, at most this long, and serve it."""
-        for key, _ in self._selector.select(timeout_s):
+        ready = self._look() or self._selector.select(timeout_s)
+        self._busy = bool(ready)
+        for key, _ in ready:
             if isinstance(key.fileobj, Connection):
                 # What was served before it in this round may have ended or released it.
                 if key.fileobj in self._served:
@@ -78,6 +83,14 @@ class Hub:
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._accept(key.fileobj)
+
+    def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Right after serving something, look for more without sleeping, for `spin_s`."""
+        end = time.perf_counter() + self.spin_s if self._busy and self.spin_s else 0.0
+        while time.perf_counter() < end:
+            if ready := self._selector.select(0):
+                return ready
+        return []
 
     def post(self, call: Callable[[], None]) -> None:
         """Have the hub's thread call something soon. From any thread."""

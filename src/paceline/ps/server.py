@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
+from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.exceptions import (
@@ -211,6 +212,7 @@ class Server:
         else:
             self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
         mine = partition(layout, self.config.servers)[self.config.rank]
+        self._hub.spin_s = spin_for(layout.nbytes, self.config.workers + self.config.servers)
         lanes = self.config.threads
         self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers, lanes)
         log.info(

@@ -9,7 +9,6 @@ idle machine, but they spin at barriers, and a server shares its cores with work
 """
 
 import collections
-import contextlib
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -121,12 +120,16 @@ class Shard:
 
     def _each(self, work: Callable[[int], None]) -> None:
         """Call `work` with every slice's position, shared among the lanes; a slice is always in one lane."""
+        if self._lanes == 1 and not torch.is_grad_enabled():
+            for i in range(len(self._states)):
+                work(i)
+            return
 
         def lane(number: int) -> None:
             for i in range(number, len(self._states), self._lanes):
                 work(i)
 
-        with contextlib.nullcontext() if not torch.is_grad_enabled() else torch.no_grad():
+        with torch.no_grad():
             others = [self._pool.submit(lane, n) for n in range(1, self._lanes)] if self._pool else []
             lane(0)
             for other in others:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline import exceptions
 from paceline.comm import Access, Address, Connection, Frame, Kind, Region, connect
+from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.exceptions import DeadlineError, LinkError, PacelineError
 from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view, partition
@@ -56,6 +57,7 @@ class Client:
         *,
         rank: int,
         incarnation: int,
+        workers: int,
         servers: Sequence[Address],
         secret: bytes,
         link: str,
@@ -63,6 +65,8 @@ class Client:
     ) -> None:
         self.rank = rank
         self.incarnation = incarnation
+        self._workers = workers
+        self._spin_s = 0.0
         self.version = 0
         self.sequence = 0
         self._deadline_s = deadline_s
@@ -134,6 +138,7 @@ class Client:
         if in_place:
             assert self._shared is not None
             parameters = torch.frombuffer(self._shared.buffer, dtype=torch.uint8)
+        self._spin_s = spin_for(layout.nbytes, self._workers + len(self._links))
         shards = partition(layout, len(self._links))
         self._out = [[bytes_of(flat_view(gradients, s)) for s in shard] for shard in shards]
         self._in = [[bytes_of(flat_view(parameters, s)) for s in shard] for shard in shards]
@@ -170,6 +175,8 @@ class Client:
             inline = not (connection.local or void or kind is Kind.PULL)
             self._send(connection, kind, message, views if inline else ())
         save_wanted = False
+        if self._spin_s:
+            self._lead.spin(self._spin_s)
         for connection in self._links:
             reply = self._take_parameters(connection, Kind.ADMIT)
             if connection is self._lead:

@@ -81,6 +81,8 @@ class GradientMemory:
 
 
 def _all_finite(sums: list[Tensor]) -> bool:
+    if len(sums) == 1:
+        return math.isfinite(sums[0].item())
     if len({s.dtype for s in sums}) > 1:
         sums = [s.double() for s in sums]
     return math.isfinite(torch.stack(sums).sum().item())

@@ -67,6 +67,7 @@ def run_worker(
         return Client(
             rank=config.rank,
             incarnation=config.incarnation,
+            workers=config.workers,
             servers=addresses,
             secret=secret,
             link=config.link,
