@@ -239,6 +239,7 @@ class Controller:
         self._links[name] = connection
         if role == "worker":
             self.status.workers[rank].state = "running"
+            self.status.workers[rank].pid = field(body, "pid", int)
             self._do(self._machine.worker_back(rank))
             if self._announced:
                 self._start(name)

@@ -30,6 +30,8 @@ class WorkerStatus:
     """What the script reported last."""
     restarts: int = 0
     """How often it was replaced."""
+    pid: int | None = None
+    """Its process, for debuggers."""
 
     @property
     def name(self) -> str:

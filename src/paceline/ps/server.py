@@ -257,7 +257,8 @@ class Server:
                 incarnation,
                 self.layout,
                 self.shard,
-                in_place=self.mode.in_place,
+                # Sent straight from the parameters where nobody can write to them meanwhile.
+                in_place=self.mode.in_place or self.config.workers == 1,
                 live=self.shard.flats(self._base),
                 post=self._from_thread,
             )
