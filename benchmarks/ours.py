@@ -32,7 +32,14 @@ def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int) -> list
     """
     extra = rounds // 2 if workers > 1 else 0
     reports = _run(
-        SCRIPTS / "exchange.py", n, rounds + extra, link=link, mode=mode, workers=workers, servers=1
+        SCRIPTS / "exchange.py",
+        n,
+        rounds + extra,
+        link=link,
+        mode=mode,
+        workers=workers,
+        servers=1,
+        threads=1,  # a worker that only exchanges computes nothing
     )
     all_running = min(report["ends"][-1] for report in reports)
     return [

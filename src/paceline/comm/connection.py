@@ -28,14 +28,17 @@ _MAX_DESCRIPTORS = 2
 _UCRED_BYTES = 12
 
 
-def spin_for(nbytes: int, roles: int) -> float:
+def spin_for(nbytes: int, threads: int) -> float:
     """Seconds to look for an answer before sleeping for it.
 
     A small model's answer comes sooner than a sleeping process wakes up (a virtual machine's core takes
-    100 µs and more). Nobody looks when the exchange is long, or when a role would lack the core for it.
+    100 µs and more). Nobody looks when the exchange is long, or when a thread would lack the core for it.
+
+    Args:
+        threads: of all roles of this host together.
     """
     small = nbytes <= 1 << 20
-    return SPIN_S if small and roles <= len(os.sched_getaffinity(0)) else 0.0
+    return SPIN_S if small and threads <= len(os.sched_getaffinity(0)) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,6 +154,7 @@ class Controller:
             config = {
                 **common,
                 "mode": job.mode,
+                "worker_threads": sum(role.threads for role in self.plan.workers),
                 "run_dir": str(self.run_dir.path),
                 "checkpoint_every": job.checkpoint_every,
                 "keep_checkpoints": job.keep_checkpoints,

@@ -66,6 +66,8 @@ class ServerConfig:
     """The script's directory, where those optimizers may be, as they are for the script."""
     host: str = "127.0.0.1"
     threads: int = 1
+    worker_threads: int = 1
+    """Of all workers together."""
 
 
 @dataclass(slots=True)
@@ -212,7 +214,7 @@ class Server:
         else:
             self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
         mine = partition(layout, self.config.servers)[self.config.rank]
-        self._hub.spin_s = spin_for(layout.nbytes, self.config.workers + self.config.servers)
+        self._hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
         lanes = self.config.threads
         self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers, lanes)
         log.info(

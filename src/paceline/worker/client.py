@@ -57,7 +57,7 @@ class Client:
         *,
         rank: int,
         incarnation: int,
-        workers: int,
+        worker_threads: int,
         servers: Sequence[Address],
         secret: bytes,
         link: str,
@@ -65,7 +65,7 @@ class Client:
     ) -> None:
         self.rank = rank
         self.incarnation = incarnation
-        self._workers = workers
+        self._worker_threads = worker_threads
         self._spin_s = 0.0
         self.version = 0
         self.sequence = 0
@@ -138,7 +138,7 @@ class Client:
         if in_place:
             assert self._shared is not None
             parameters = torch.frombuffer(self._shared.buffer, dtype=torch.uint8)
-        self._spin_s = spin_for(layout.nbytes, self._workers + len(self._links))
+        self._spin_s = spin_for(layout.nbytes, self._worker_threads + len(self._links))
         shards = partition(layout, len(self._links))
         self._out = [[bytes_of(flat_view(gradients, s)) for s in shard] for shard in shards]
         self._in = [[bytes_of(flat_view(parameters, s)) for s in shard] for shard in shards]

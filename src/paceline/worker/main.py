@@ -67,7 +67,7 @@ def run_worker(
         return Client(
             rank=config.rank,
             incarnation=config.incarnation,
-            workers=config.workers,
+            worker_threads=config.workers * config.threads,
             servers=addresses,
             secret=secret,
             link=config.link,
