@@ -250,9 +250,10 @@ def list_runs() -> list[RunDirectory]:
             # A link to a directory that was deleted, or something that is not a run: not listed.
             with contextlib.suppress(OSError):
                 made = (entry / "run.json").stat().st_mtime_ns
-                # An id begins with its second; within a second the file decides.
-                found.append((entry.name[:15], made, RunDirectory(entry.resolve(), entry.name)))
-    return [run for _, _, run in sorted(found, key=lambda each: each[:2], reverse=True)]
+                # An id begins with its second; within a second the file decides, within a tick the name.
+                key = (entry.name[:15], made, entry.name)
+                found.append((key, RunDirectory(entry.resolve(), entry.name)))
+    return [run for _, run in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 def find_run(text: str) -> RunDirectory:
