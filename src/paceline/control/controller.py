@@ -74,7 +74,6 @@ class Controller:
         self._announced = False
         self._cause_due: float | None = None
         self._save_due: float | None = None
-        self._ending = False
         self._version_before = 0
         self._started = time.monotonic()
         self._shown = 0.0

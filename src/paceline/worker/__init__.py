@@ -6,6 +6,7 @@
 * `optimizer.py` makes the user's optimizer exchange instead of update.
 * `loader.py`    LeasedLoader and StreamLoader: the user's DataLoader, fed by leases.
 * `state.py`     a worker's part of a checkpoint: buffers, random state, schedulers.
+* `inspect.py`   runs a script up to prepare() and tells what it would train, for `paceline plan`.
 * `main.py`      runs the user's program in a worker process.
 """
 
