@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.exceptions import UsageError
-from paceline.modes import Admit, Apply, Drop, Machine, ModeSpec, PushId, parse_mode
+from paceline.modes import Admit, Apply, Drop, Hold, Machine, ModeSpec, PushId, parse_mode
 
 # Text forms
 
@@ -315,3 +315,230 @@ def test_nobody_is_held_after_a_restore() -> None:
     machine.joined(0, 0)
     assert machine.clocks == {0: 2, 1: 1}
     assert machine.waiting == {}
+
+
+# Quorum
+
+
+def test_a_quorum_is_applied_together_in_order_of_arrival_and_nobody_waits_for_it() -> None:
+    machine = machine_of("asp+quorum=3", 4)
+    assert machine.pushed(push(2), 0) == [Hold(push(2)), Admit(2)]
+    assert machine.pushed(push(0), 0) == [Hold(push(0)), Admit(0)]
+    assert (machine.version, machine.waiting) == (0, {})
+    assert machine.pushed(push(2, 1), 0) == [Apply((push(2), push(0), push(2, 1))), Admit(2)]
+    assert machine.version == 1
+    assert machine.clocks == {0: 1, 1: 0, 2: 2, 3: 0}
+
+
+def test_a_held_push_counts_for_the_bound() -> None:
+    machine = machine_of("ssp:0+quorum=3", 3)
+    assert machine.pushed(push(0), 0) == [Hold(push(0))]
+    assert machine.waiting == {0: {1, 2}}
+    assert machine.pushed(push(1), 0) == [Hold(push(1))]
+    assert machine.pushed(push(2), 0) == [
+        Apply((push(0), push(1), push(2))),
+        Admit(0),
+        Admit(1),
+        Admit(2),
+    ]
+
+
+def test_no_more_is_waited_for_than_there_are_active_workers() -> None:
+    machine = machine_of("asp+quorum=4", 4)
+    machine.pushed(push(0), 0)
+    machine.pushed(push(1), 0)
+    assert machine.rested(3) == []
+    assert machine.left(2) == [Apply((push(0), push(1)))]
+    assert machine.pushed(push(0, 1), 1) == [Hold(push(0, 1)), Admit(0)]
+    assert machine.rested(0) == [Apply((push(0, 1),))]
+    assert machine.pushed(push(1, 1), 2) == [Apply((push(1, 1),)), Admit(1)]
+
+
+def test_nothing_stays_held_when_all_rest() -> None:
+    machine = machine_of("asp+quorum=2", 2)
+    machine.rested(1)
+    machine.woke(1)
+    machine.pushed(push(0), 0)
+    assert machine.rested(1) == [Apply((push(0),))]
+    machine.woke(1)
+    machine.pushed(push(0, 1), 1)
+    assert machine.rested(0) == [Apply((push(0, 1),))]
+
+
+def test_a_held_push_outlives_its_worker_and_is_never_dropped() -> None:
+    machine = machine_of("asp+quorum=3", 4)
+    machine.pushed(push(0), 0)
+    assert machine.pushed(push(0), 0) == [Hold(push(0)), Admit(0)]  # its answer was lost
+    assert machine.left(0) == []
+    assert machine.pushed(push(0), 0) == [Hold(push(0))]
+    assert machine.joined(0, 1) == []
+    assert machine.pushed(push(0), 0) == [Hold(push(0))]
+    machine.pushed(push(1), 0)
+    assert machine.pushed(push(2), 0) == [Apply((push(0), push(1), push(2))), Admit(2)]
+    assert machine.pushed(push(0), 0) == [Drop(push(0))]
+
+
+def test_a_held_push_sent_again_by_a_worker_that_waits() -> None:
+    machine = machine_of("ssp:0+quorum=2", 2)
+    machine.pushed(push(0), 0)
+    assert machine.pushed(push(0), 0) == [Hold(push(0))]
+    assert machine.pushed(push(1), 0) == [Apply((push(0), push(1))), Admit(0), Admit(1)]
+
+
+def test_who_rests_once_admitted_completes_a_quorum() -> None:
+    machine = machine_of("ssp:0+quorum=3", 3)
+    machine.rested(2)
+    machine.woke(2)
+    machine.pushed(push(0), 0)
+    machine.pushed(push(1), 0)
+    machine.rested(0)
+    assert machine.left(2) == [Apply((push(0), push(1))), Admit(0), Admit(1)]
+    assert machine.active == {1}
+
+
+# Switching
+
+
+def switched(machine: Machine, mode: str) -> tuple[Machine, list[object]]:
+    after, instructions = machine.switch(parse_mode(mode))
+    assert (after.members, after.clocks.keys()) == (machine.members, machine.clocks.keys())
+    return after, list(instructions)
+
+
+def test_pushes_of_an_unfinished_round_are_applied_one_by_one() -> None:
+    machine = machine_of("bsp", 3)
+    machine.pushed(push(2), 0)
+    machine.pushed(push(0), 0)
+    machine, instructions = switched(machine, "asp")
+    assert instructions == [Apply((push(0),)), Apply((push(2),)), Admit(0), Admit(2)]
+    assert (machine.version, machine.clocks) == (2, {0: 1, 1: 0, 2: 1})
+    assert machine.pushed(push(1), 0) == [Apply((push(1),)), Admit(1)]
+    assert machine.pushed(push(2), 0) == [Drop(push(2)), Admit(2)]  # known to have been applied
+
+
+def test_pushes_of_an_unfinished_round_become_part_of_a_quorum() -> None:
+    machine = machine_of("bsp", 4)
+    for worker in (3, 2, 0):
+        machine.pushed(push(worker), 0)
+    machine, instructions = switched(machine, "asp+quorum=2")
+    assert instructions == [
+        Hold(push(0)),
+        Apply((push(0), push(2))),
+        Hold(push(3)),
+        Admit(0),
+        Admit(2),
+        Admit(3),
+    ]
+    assert machine.pushed(push(1), 0) == [Apply((push(3), push(1))), Admit(1)]
+
+
+def test_who_may_not_go_on_in_the_new_mode_waits_on() -> None:
+    machine = machine_of("bsp", 3)
+    machine.pushed(push(0), 0)
+    machine, instructions = switched(machine, "ssp:0")
+    assert instructions == [Apply((push(0),))]
+    assert machine.waiting == {0: {1, 2}}
+    machine, instructions = switched(machine, "ssp:0")
+    assert (instructions, machine.waiting) == ([], {0: {1, 2}})
+    machine, instructions = switched(machine, "ssp:1")
+    assert (instructions, machine.waiting) == ([Admit(0)], {})
+
+
+def test_into_rounds_the_held_are_one_update_and_old_pushes_are_late() -> None:
+    machine = machine_of("ssp:0+quorum=3", 3)
+    machine.pushed(push(1), 0)
+    machine.pushed(push(0), 0)
+    machine, instructions = switched(machine, "bsp")
+    assert instructions == [Apply((push(1), push(0))), Admit(0), Admit(1)]
+    assert machine.version == 1
+    assert machine.pushed(push(2), 0) == [Drop(push(2)), Admit(2)]
+    for worker, sequence in ((0, 1), (1, 1)):
+        assert machine.pushed(push(worker, sequence), 1) == []
+    assert machine.pushed(push(2, 1), 1) == [
+        Apply((push(0, 1), push(1, 1), push(2, 1))),
+        Admit(0),
+        Admit(1),
+        Admit(2),
+    ]
+
+
+def test_a_round_goes_on_with_other_spares() -> None:
+    machine = machine_of("bsp", 4)
+    for worker in (0, 1, 2):
+        machine.pushed(push(worker), 0)
+    all_three = [Apply((push(0), push(1), push(2))), Admit(0), Admit(1), Admit(2)]
+    assert switched(machine, "backup:2")[1] == all_three  # more than needed, and none is thrown away
+    machine, instructions = switched(machine, "bsp")
+    assert instructions == []
+    machine.pushed(push(0), 0)
+    assert machine.waiting == {0: {3}, 1: {3}, 2: {3}}
+
+
+def test_a_wide_spread_of_clocks_comes_under_a_bound() -> None:
+    machine = machine_of("asp", 3)
+    for sequence in range(9):
+        machine.pushed(push(0, sequence), sequence)
+    machine, instructions = switched(machine, "ssp:2")
+    assert instructions == []
+    assert machine.clocks == {0: 9, 1: 7, 2: 7}
+    assert machine.pushed(push(0, 9), 9) == [Apply((push(0, 9),))]
+    assert machine.waiting == {0: {1, 2}}
+    machine.pushed(push(1), 0)
+    assert machine.pushed(push(2), 0) == [Apply((push(2),)), Admit(0), Admit(2)]
+
+
+def test_a_tighter_bound_keeps_those_waiting_who_lead_by_a_step_too_many() -> None:
+    machine = machine_of("ssp:3", 3)
+    for sequence in range(4):
+        machine.pushed(push(0, sequence), 0)
+    machine.pushed(push(1), 0)
+    assert machine.waiting == {0: {2}}
+    machine, instructions = switched(machine, "ssp:1")
+    assert instructions == []
+    assert machine.clocks == {0: 4, 1: 2, 2: 2}
+    assert machine.waiting == {0: {1, 2}}
+
+
+def test_a_resting_leader_does_not_break_the_bound_when_it_wakes() -> None:
+    machine = machine_of("asp", 2)
+    for sequence in range(9):
+        machine.pushed(push(0, sequence), sequence)
+    machine.rested(0)
+    machine, _ = switched(machine, "ssp:1")
+    machine.woke(0)
+    assert machine.clocks == {0: 9, 1: 8}
+
+
+def test_a_rest_that_waits_survives_a_switch() -> None:
+    machine = machine_of("bsp", 2)
+    machine.pushed(push(0), 0)
+    machine.rested(0)
+    machine, instructions = switched(machine, "asp")
+    assert instructions == [Apply((push(0),)), Admit(0)]
+    assert machine.active == {1}
+
+
+def test_a_rest_that_a_switch_begins_frees_those_it_held_back() -> None:
+    machine = machine_of("asp", 3)
+    for sequence in range(6):
+        machine.pushed(push(1, sequence), sequence)
+        machine.pushed(push(2, sequence), sequence)
+    machine, _ = switched(machine, "bsp")
+    machine.pushed(push(0), 12)
+    machine.pushed(push(1, 6), 12)
+    machine.rested(0)
+    machine, instructions = switched(machine, "ssp:1")
+    assert instructions == [Apply((push(0),)), Apply((push(1, 6),)), Admit(0), Admit(1)]
+    assert (machine.clocks, machine.active) == ({0: 5, 1: 7, 2: 6}, {1, 2})
+
+
+def test_a_switch_leaves_the_old_machine_alone_and_keeps_incarnations() -> None:
+    old = machine_of("asp", 2)
+    old.joined(0, 5)
+    old.pushed(push(0, 0, incarnation=5), 0)
+    new, _ = old.switch(parse_mode("bsp"))
+    assert new.pushed(push(0), 0) == [Drop(push(0))]
+    assert new.pushed(push(0, 0, incarnation=5), 0) == [Drop(push(0, 0, incarnation=5)), Admit(0)]
+    new.left(0)
+    assert old.members == {0, 1}
+    assert new.snapshot().keys() == old.snapshot().keys()

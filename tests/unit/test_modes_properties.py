@@ -1,11 +1,12 @@
 """What a mode promises, over random orders of events.
 
 `World` plays workers against a machine: they compute, push, repeat themselves, die, come back anew,
-rest and wake, at any time and in any order. It keeps its own account of who is where, so what it
-expects does not come from the machine that it checks.
+rest and wake, at any time and in any order, and the run may change its mode under them. It keeps its own
+account of who is where, so what it expects does not come from the machine that it checks.
 """
 
 import json
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.modes import Admit, Apply, Drop, Instruction, PushId, parse_mode
+from paceline.modes import Admit, Apply, Drop, Hold, Instruction, PushId, parse_mode
 
 MODES = ["bsp", "backup:1", "backup:3", "ssp:0", "ssp:1", "ssp:4", "asp"]
+MODES += ["ssp:0+quorum=2", "ssp:2+quorum=4", "asp+quorum=3", "asp+quorum=20"]
 EVENTS_PER_RUN = 500
 
 repeatable = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -33,16 +35,19 @@ class Worker:
 
 
 class World:
-    def __init__(self, mode: str, ranks: int, seed: int) -> None:
+    def __init__(self, mode: str, ranks: int, seed: int, *, switches: bool = False) -> None:
         self.spec = parse_mode(mode)
         self.machine = self.spec.machine()
         self.rng = random.Random(seed)
         self.ranks = range(ranks)
+        self.switches = switches
         self.workers: dict[int, Worker] = {}
-        self.pending: dict[int, tuple[PushId, int]] = {}
+        self.pending: dict[int, tuple[PushId, int]] = {}  # of workers that wait for their round
+        self.held: list[PushId] = []
         self.incarnations: Counter[int] = Counter()
         self.history: list[PushId] = []
         self.applied: set[PushId] = set()
+        self.dropped: set[PushId] = set()
         self.updates = 0
         self.floor = 0
         self.events = 0
@@ -59,6 +64,9 @@ class World:
         self.floor = min((self.workers[rank].clock for rank in self.active), default=self.floor)
         return self.floor
 
+    def is_current(self, push: PushId) -> bool:
+        return push.worker in self.workers and self.workers[push.worker].incarnation == push.incarnation
+
     def leads_too_far(self, rank: int) -> bool:
         bound = self.spec.bound
         return bound is not None and self.workers[rank].clock - self.slowest() > bound
@@ -67,8 +75,8 @@ class World:
 
     def step(self) -> None:
         event = self.rng.choices(
-            (self.push, self.repeat, self.haunt, self.join, self.leave, self.rest, self.wake),
-            weights=(60, 4, 4, 8, 6, 6, 8),
+            (self.push, self.repeat, self.haunt, self.join, self.leave, self.rest, self.wake, self.switch),
+            weights=(60, 4, 4, 8, 6, 6, 8, 3 * self.switches),
         )[0]
         event()
 
@@ -97,13 +105,15 @@ class World:
         worker.waits = True
         if self.spec.spare is None or late:
             worker.clock += 1
-        if not late:
+        if self.spec.spare is None:
+            self.held.append(push)
+        elif not late:
             self.pending[rank] = (push, worker.read_version)
         instructions = self.machine.pushed(push, worker.read_version)
         if late:
             assert instructions == [Drop(push), Admit(rank)]
         elif self.spec.spare is None:
-            assert instructions[0] == Apply((push,))
+            assert instructions[0] in (Apply(tuple(self.held)), Hold(push))
         self.obey(instructions, "late" if late else "push")
 
     def repeat(self) -> None:
@@ -114,26 +124,29 @@ class World:
         last = next(push for push in reversed(self.history) if push.worker == rank)
         worker = self.workers[rank]
         instructions = self.machine.pushed(last, worker.read_version)
+        again = Hold(last) if last in self.held else Drop(last)
         if last.incarnation != worker.incarnation:
-            assert instructions == [Drop(last)]
+            assert instructions == [again]
         elif not worker.waits:
-            assert instructions == [Drop(last), Admit(rank)]
+            assert instructions == [again, Admit(rank)]
         elif self.spec.spare is None:
-            assert instructions == [Drop(last)]
+            assert instructions == [again]
         else:
             assert instructions == []
         self.obey(instructions, "repeat")
 
     def haunt(self) -> None:
         """Something arrives from the past, from a dead incarnation or from a stranger."""
+        strays = [push for push in self.held if not self.is_current(push)]
         push = PushId(99, 0, 0)
-        if self.history and self.rng.random() < 0.9:
+        if strays and self.rng.random() < 0.5:
+            push = self.rng.choice(strays)
+        elif self.history and self.rng.random() < 0.9:
             push = self.rng.choice(self.history)
-        worker = self.workers.get(push.worker)
-        if worker is not None and worker.incarnation == push.incarnation:
+        if self.is_current(push):
             return
         instructions = self.machine.pushed(push, self.updates)
-        assert instructions == [Drop(push)]
+        assert instructions == [Hold(push) if push in self.held else Drop(push)]
         self.obey(instructions, "haunt")
 
     def join(self) -> None:
@@ -148,7 +161,7 @@ class World:
         instructions = self.machine.joined(rank, self.incarnations[rank])
         drops = [Drop(orphan[0])] if orphan else []
         assert [i for i in instructions if isinstance(i, Drop)] == drops
-        assert not any(isinstance(i, Apply) for i in instructions)
+        assert self.held or not any(isinstance(i, Apply) for i in instructions)
         self.obey(instructions, "replace" if replaces else "join")
 
     def leave(self, rank: int | None = None) -> None:
@@ -180,6 +193,32 @@ class World:
         worker.rests = False
         self.obey(self.machine.woke(rank), "wake")
 
+    def switch(self, mode: str | None = None) -> None:
+        """The run goes on in another mode, or the same."""
+        self.spec = parse_mode(mode or self.rng.choice(MODES))
+        self.machine, instructions = self.machine.switch(self.spec)
+        if self.spec.spare is None:
+            for rank in sorted(self.pending):
+                self.held.append(self.pending.pop(rank)[0])
+                self.workers[rank].clock += 1
+            if self.spec.bound is not None and self.workers:
+                # Who computes may lead by the bound, who waits by one step more: the slowest are lifted.
+                fastest = max(worker.clock - worker.waits for worker in self.workers.values())
+                self.floor = max(self.slowest(), fastest - self.spec.bound)
+                for rank in self.active:
+                    self.workers[rank].clock = max(self.workers[rank].clock, self.floor)
+        self.obey(instructions, "switch")
+
+    def finish_all(self) -> None:
+        """Everybody comes to rest: then every push was applied or dropped, and none both."""
+        while todo := [rank for rank, worker in self.workers.items() if not worker.rests]:
+            self.rest(self.rng.choice(todo))
+        assert not self.active
+        assert not self.pending
+        assert not self.held
+        assert self.applied.isdisjoint(self.dropped)
+        assert self.applied | self.dropped == set(self.history)
+
     # Instructions
 
     def obey(self, instructions: list[Instruction], event: str) -> None:
@@ -191,22 +230,35 @@ class World:
                     self.check_apply(pushes, event)
                 case Admit(rank):
                     self.admit(rank, event)
+                case Hold(push):
+                    assert push in self.held
+                    self.happened[f"held by {event}"] += 1
                 case Drop(push):
-                    assert push not in self.applied or event in ("repeat", "haunt")
                     assert self.pending.get(push.worker, (None, 0))[0] != push
+                    assert push not in self.held
+                    if event not in ("repeat", "haunt"):
+                        assert push not in self.applied
+                        assert push not in self.dropped, "dropped twice"
+                        self.dropped.add(push)
         self.check_state()
 
     def check_apply(self, pushes: tuple[PushId, ...], event: str) -> None:
-        assert list(pushes) == sorted(pushes), "not in rank order"
         assert not self.applied.intersection(pushes), "applied twice"
-        assert {push for push, _ in self.pending.values()} == set(pushes)
-        if self.spec.spare is not None:
-            assert len(pushes) == max(1, len(self.active) - self.spec.spare), "not the quorum"
+        assert not self.dropped.intersection(pushes), "applied though dropped"
+        if self.held:
+            assert list(pushes) == self.held[: len(pushes)], "not in order of arrival"
+            assert event == "switch" or len(pushes) == len(self.held), "not all that were held"
+            del self.held[: len(pushes)]
+        else:
+            assert list(pushes) == sorted(pushes), "not in rank order"
+            assert {push for push, _ in self.pending.values()} == set(pushes)
+            needed = max(1, len(self.active) - (self.spec.spare or 0))
+            assert len(pushes) == needed or (event == "switch" and len(pushes) > needed), "not the quorum"
             assert all(read == self.updates for _, read in self.pending.values())
             for push in pushes:
                 self.workers[push.worker].clock += 1
             self.slowest()
-        self.pending.clear()
+            self.pending.clear()
         self.applied.update(pushes)
         self.updates += 1
         self.happened[f"applied by {event}"] += 1
@@ -240,9 +292,12 @@ class World:
 
         if self.spec.spare is None:
             # Only those wait who lead too far, and only those lead too far who wait.
-            for rank in self.workers:
-                assert self.leads_too_far(rank) == (rank in waiting)
+            bound = math.inf if self.spec.bound is None else self.spec.bound
+            assert waiting == {r for r, w in self.workers.items() if w.clock - self.floor > bound}
+            # What is held waits for somebody, too.
+            assert not self.held or len(self.held) < min(self.spec.quorum, len(active))
         else:
+            assert not self.held
             assert len(self.pending) < max(1, len(active) - self.spec.spare)
             assert self.pending.keys() == waiting
 
@@ -250,13 +305,14 @@ class World:
 def test_every_promise_holds_over_a_hundred_thousand_events() -> None:
     events, happened = 0, Counter[str]()
 
-    @settings(repeatable, max_examples=300)
-    @given(st.sampled_from(MODES), st.integers(1, 9), st.integers(0, 2**64))
-    def run(mode: str, ranks: int, seed: int) -> None:
+    @settings(repeatable, max_examples=220)
+    @given(st.sampled_from(MODES), st.sampled_from(range(1, 10)), st.integers(0, 2**64), st.booleans())
+    def run(mode: str, ranks: int, seed: int, switches: bool) -> None:
         nonlocal events
-        world = World(mode, ranks, seed)
+        world = World(mode, ranks, seed, switches=switches)
         while world.events < EVENTS_PER_RUN:
             world.step()
+        world.finish_all()
         events += world.events
         happened.update(world.happened)
 
@@ -265,10 +321,38 @@ def test_every_promise_holds_over_a_hundred_thousand_events() -> None:
     # The rare orders were among them.
     for event in ("push", "late", "repeat", "haunt", "join", "replace", "leave", "rest"):
         assert happened[event] > 500, event
-    for event in ("leave", "rest", "push"):
+    for event in ("leave", "rest", "push", "switch"):
         assert happened[f"applied by {event}"] > 100, event
         assert happened[f"admitted by {event}"] > 100, event
+    for event in ("push", "repeat", "switch"):
+        assert happened[f"held by {event}"] > 20, event
+    assert happened["held by haunt"]
     assert happened["admitted by replace"] > 10
+
+
+@settings(repeatable, max_examples=150)
+@given(st.sampled_from(MODES), st.sampled_from(MODES), st.integers(1, 9), st.integers(0, 2**64))
+def test_no_switch_stops_a_run(before: str, after: str, ranks: int, seed: int) -> None:
+    """Whatever the moment: every worker that is left can go on, and again after a switch back."""
+    world = World(before, ranks, seed)
+    for _ in range(60):
+        world.step()
+    for mode in (after, before, after):
+        version, clocks = world.machine.version, world.machine.clocks
+        world.switch(mode)
+        assert world.machine.version >= version
+        assert all(world.machine.clocks[rank] >= clock for rank, clock in clocks.items())
+        for rank in [rank for rank, worker in world.workers.items() if worker.rests]:
+            world.wake(rank)
+        goal = {rank: worker.sequence + 3 for rank, worker in world.workers.items()}
+        for _ in range(5 * (ranks + 1) + 5):
+            todo = [r for r, w in world.workers.items() if w.sequence < goal[r]]
+            world.finish(world.rng.sample(todo, len(todo)))
+            for rank in set(world.workers) - set(todo):
+                if not world.workers[rank].rests:
+                    world.rest(rank)
+        assert all(worker.sequence >= goal[rank] for rank, worker in world.workers.items())
+    world.finish_all()
 
 
 @settings(repeatable, max_examples=150)
@@ -336,7 +420,7 @@ def test_a_restored_machine_goes_on(before: str, after: str, ranks: int, seed: i
         again.step()
 
 
-@pytest.mark.parametrize("mode", ["bsp", "backup:100", "ssp:3", "asp"])
+@pytest.mark.parametrize("mode", ["bsp", "backup:100", "ssp:3", "asp", "ssp:3+quorum=500"])
 def test_thousands_of_workers(mode: str) -> None:
     """Each event is far cheaper than a pass over all pairs of workers: this ends in a second."""
     workers, machine, rng = 2000, parse_mode(mode).machine(), random.Random(0)

@@ -1,34 +1,50 @@
 """Consistency modes: who waits for whom, as pure state machines.
 
-spec.py     ModeSpec, the knobs of a mode, and parse_mode, which reads "ssp:3"
-machine.py  Machine: events in (joined, left, pushed, rested, woke), instructions out
-            (Apply, Admit, Drop); Rounds is bsp and backup, Clocks is ssp and asp
+spec.py      ModeSpec, the knobs of a mode, and parse_mode, which reads "ssp:3"
+words.py     what a mode means, for people
+machine.py   Machine: events in (joined, left, pushed, rested, woke, switch), instructions out
+             (Apply, Hold, Admit, Drop); Rounds is bsp and backup, Clocks is ssp and asp, Epochs sandblaster
+schedule.py  Schedule: the modes a run goes through by itself, read by parse_schedule
+guard.py     Guard: sees a run diverge, and decides on a tighter mode if staleness is to blame
+lbfgs.py     sandblaster's coordinator: L-BFGS by scalars only
 
 No torch, sockets, threads or time in here: the live servers, the property tests and the simulator
 run this very code.
 """
 
+from paceline.modes.guard import Decision, Guard
 from paceline.modes.machine import (
     Admit,
     Apply,
     Clocks,
     Drop,
+    Epochs,
+    Hold,
     Instruction,
     Machine,
     PushId,
     Rounds,
 )
+from paceline.modes.schedule import Schedule, parse_schedule
 from paceline.modes.spec import ModeSpec, parse_mode
+from paceline.modes.words import in_words
 
 __all__ = [
     "Admit",
     "Apply",
     "Clocks",
+    "Decision",
     "Drop",
+    "Epochs",
+    "Guard",
+    "Hold",
     "Instruction",
     "Machine",
     "ModeSpec",
     "PushId",
     "Rounds",
+    "Schedule",
+    "in_words",
     "parse_mode",
+    "parse_schedule",
 ]

@@ -10,10 +10,12 @@ A worker's life, as a machine sees it:
 Everything waits through `waiting` alone: joining and waking never do. What holds in every mode,
 whatever the order of events:
 
-- a push is applied at most once, and never after its worker left or came back anew;
+- a push is applied at most once, and never after its worker left or came back anew, unless the servers
+  held it by then; a push that they hold is never dropped;
 - only active workers are waited for, that is members that do not rest; a rest that begins while
   its worker waits takes effect when it is admitted;
-- whoever waits, waits for somebody who is computing, so there is always a next event;
+- whoever waits, waits for somebody who is computing, so there is always a next event; and pushes are held
+  only while somebody is active, so they are applied in the end;
 - the slowest active clock never falls, so a member that was once within the bound stays within it.
 
 An event costs a few set operations plus its instructions, and at worst one pass over the members.
@@ -23,9 +25,23 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Admit", "Apply", "Clocks", "Drop", "Instruction", "Machine", "PushId", "Rounds"]
+if TYPE_CHECKING:
+    from paceline.modes.spec import ModeSpec
+
+__all__ = [
+    "Admit",
+    "Apply",
+    "Clocks",
+    "Drop",
+    "Epochs",
+    "Hold",
+    "Instruction",
+    "Machine",
+    "PushId",
+    "Rounds",
+]
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -39,7 +55,7 @@ class PushId:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """The mean of these pushes, in rank order, is one update: it makes the next version."""
+    """The mean of these pushes, in this order, is one update: it makes the next version."""
 
     pushes: tuple[PushId, ...]
 
@@ -58,7 +74,17 @@ class Drop:
     push: PushId
 
 
-Instruction = Apply | Admit | Drop
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The servers keep the push for a later Apply, out of its worker's reach, which goes on meanwhile.
+
+    To hold what is held already (its worker sent it again) changes nothing.
+    """
+
+    push: PushId
+
+
+Instruction = Apply | Admit | Drop | Hold
 
 
 class Machine(ABC):
@@ -83,6 +109,8 @@ class Machine(ABC):
         self._tired: set[int] = set()
         # Pushes that are not applied yet; their workers wait.
         self._pending: dict[int, PushId] = {}
+        # Pushes that the servers hold, in order of arrival; their workers need not even be members.
+        self._held: dict[PushId, None] = {}
         # Clocks of the members, and of those a snapshot remembers until they join again.
         self._clocks = clocks
         # The slowest active clock, or the last there was; how many active workers are at each.
@@ -119,12 +147,13 @@ class Machine(ABC):
         been lost; unless the worker still waits: then its answer is on its way.
         """
         worker = push.worker
+        refused = Hold(push) if push in self._held else Drop(push)
         if worker not in self._members or push.incarnation != self._newest[worker].incarnation:
-            return [Drop(push)]
+            return [refused]
         if worker in self._waiting:
-            return [] if push == self._pending.get(worker) else [Drop(push)]
+            return [] if push == self._pending.get(worker) else [refused]
         if push <= self._newest[worker]:
-            return [Drop(push), Admit(worker)]
+            return [refused, Admit(worker)]
         self._newest[worker] = push
         self._activate(worker)
         return self._accept(push, read_version)
@@ -143,6 +172,32 @@ class Machine(ABC):
         if worker in self._members:
             self._activate(worker)
         return []
+
+    def switch(self, spec: "ModeSpec") -> tuple["Machine", list[Instruction]]:
+        """The machine that goes on from here in another mode, and what is to be done about the change.
+
+        Members, clocks, version, incarnations and newest pushes stay; this machine is not to be used again.
+        Nothing that was accepted is lost: what is pending or held is applied, or stays so under the new
+        mode's rule, and whoever waits goes on as soon as that rule lets it. Applies come before admissions;
+        there may be several.
+
+        Who is computing is not disturbed. Going into rounds, a push of it from an older version comes late:
+        like all late ones it is dropped (its leases go back) and its worker goes on from the newest. Going
+        under a bound that the clocks exceed, the slowest are lifted as if they had just joined, so that the
+        fastest need not wait for what they were free to do.
+        """
+        machine = spec.machine()
+        machine._version = self._version
+        machine._begin(self._floor, dict(self._clocks))
+        machine._newest = dict(self._newest)
+        machine._members = set(self._members)
+        machine._active = set(self._active)
+        machine._waiting = set(self._waiting)
+        machine._tired = set(self._tired)
+        machine._pending = dict(self._pending)
+        machine._held = dict(self._held)
+        machine._crowd = Counter(self._crowd)
+        return machine, machine._take_over()
 
     # State
 
@@ -197,7 +252,15 @@ class Machine(ABC):
     def _awaited(self) -> set[int]:
         """The workers that those who wait are waiting for."""
 
+    @abstractmethod
+    def _take_over(self) -> list[Instruction]:
+        """Bring what another mode left behind under this mode's rule."""
+
     # Bookkeeping
+
+    def _apply(self, pushes: Iterable[PushId]) -> Apply:
+        self._version += 1
+        return Apply(tuple(pushes))
 
     def _admit(self, workers: Iterable[int]) -> list[Instruction]:
         admitted = sorted(workers)
@@ -269,50 +332,97 @@ class Rounds(Machine):
     def _settle(self) -> list[Instruction]:
         if len(self._pending) < max(1, len(self._active) - self._spare):
             return []
-        quorum = sorted(self._pending.values())
+        complete = sorted(self._pending.values())
         self._pending.clear()
-        self._version += 1
-        for push in quorum:
+        for push in complete:
             self._step(push.worker)
-        return [Apply(tuple(quorum)), *self._admit(push.worker for push in quorum)]
+        return [self._apply(complete), *self._admit(push.worker for push in complete)]
 
     def _awaited(self) -> set[int]:
         return self._active - self._waiting
 
+    def _take_over(self) -> list[Instruction]:
+        # Another round's pushes are of this version still. What clocks held is not, and makes an update.
+        held = [self._apply(self._held)] if self._held else []
+        self._held.clear()
+        return [*held, *self._admit(self._waiting - self._pending.keys()), *self._settle()]
+
 
 class Clocks(Machine):
-    """ssp and asp: every push is applied at once; whoever leads by more than `bound` then waits.
+    """ssp and asp: every `quorum` pushes are an update; whoever leads by more than `bound` then waits.
 
-    A worker at clock c goes on only if c - (slowest active clock) <= bound (Ho et al., 2013).
+    A worker at clock c goes on only if c - (slowest active clock) <= bound (Ho et al., 2013). It does
+    not wait for the quorum: the servers hold its push (n-softsync, Zhang et al., 2016), which counts in its
+    clock, and even stays in if the worker leaves. So that nothing is held for ever, as many as there
+    are active workers suffice.
     """
 
-    def __init__(self, bound: int | None) -> None:
+    def __init__(self, bound: int | None, quorum: int = 1) -> None:
         super().__init__()
         self._bound = bound
+        self._quorum = quorum
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on from a snapshot, of any mode, without members: they join again."""
         super().restore(snapshot)
-        # Joining never waits, so the slowest start high enough for the fastest to go on.
-        if self._bound is not None and self._clocks:
-            self._floor = max(self._floor, max(self._clocks.values()) - self._bound)
+        self._lift()
 
     def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
-        self._version += 1
+        self._held[push] = None
         self._step(push.worker)
+        admitted: list[Instruction] = []
         if self._leads(push.worker):
             # It was not the slowest then, so nobody else is freed by its step.
             self._waiting.add(push.worker)
-            return [Apply((push,))]
-        return [Apply((push,)), *self._admit([push.worker, *self._freed()])]
+        else:
+            admitted = self._admit([push.worker, *self._freed()])
+        return [*(self._flush() or [Hold(push)]), *admitted]
 
     def _settle(self) -> list[Instruction]:
-        return self._admit(self._freed())
+        # Who rests once admitted leaves fewer to wait for, so the flush is decided after and comes before.
+        admitted = self._admit(self._freed())
+        return [*self._flush(), *admitted]
 
     def _awaited(self) -> set[int]:
         if not self._waiting:
             return set()
         return {worker for worker in self._active if self._clocks[worker] == self._floor}
+
+    def _take_over(self) -> list[Instruction]:
+        # Pushes that waited for their round were all computed from this version: none is stale yet.
+        instructions: list[Instruction] = []
+        for push in sorted(self._pending.values()):
+            self._held[push] = None
+            self._step(push.worker)
+            instructions += self._flush() or [Hold(push)]
+        self._pending.clear()
+        self._lift()
+        admitted = self._admit([worker for worker in self._waiting if not self._leads(worker)])
+        admitted += self._admit(self._freed())  # by those who were the slowest, and rest now
+        return [*instructions, *self._flush(), *admitted]
+
+    def _flush(self) -> list[Instruction]:
+        if not self._held or len(self._held) < min(self._quorum, len(self._active)):
+            return []
+        update = self._apply(self._held)
+        self._held.clear()
+        return [update]
+
+    def _lift(self) -> None:
+        """Raise the slowest clock until nobody who computes leads too far, and who waits by one step at most.
+
+        Joining and waking never wait, so after a restore or a switch the slowest start high enough for
+        the fastest to go on.
+        """
+        if self._bound is None or not self._clocks:
+            return
+        fastest = max(clock - (worker in self._waiting) for worker, clock in self._clocks.items())
+        if fastest - self._bound <= self._floor:
+            return
+        self._floor = fastest - self._bound
+        for worker in self._active:
+            self._clocks[worker] = max(self._clocks[worker], self._floor)
+        self._crowd = Counter(self._clocks[worker] for worker in self._active)
 
     def _leads(self, worker: int) -> bool:
         return self._bound is not None and self._clocks[worker] - self._floor > self._bound
@@ -322,3 +432,29 @@ class Clocks(Machine):
         if self._waiting and not self._leads(next(iter(self._waiting))):
             return tuple(self._waiting)
         return ()
+
+
+class Epochs(Machine):
+    """sandblaster: every push is held until the epoch is over, if it is of the present version.
+
+    Nobody waits here: whoever is through with an epoch rests. The lead says when the parameters changed, and
+    with that what is held is spent. A push from before comes too late, and is dropped.
+    """
+
+    def changed(self) -> None:
+        """The parameters are other ones now: this is the next version."""
+        self._version += 1
+
+    def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
+        self._step(push.worker)
+        taken = Hold(push) if read_version == self._version else Drop(push)
+        return [taken, *self._admit([push.worker])]
+
+    def _settle(self) -> list[Instruction]:
+        return []
+
+    def _awaited(self) -> set[int]:
+        return set()
+
+    def _take_over(self) -> list[Instruction]:
+        return []
