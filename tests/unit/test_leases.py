@@ -15,8 +15,15 @@ def book_of(
     *,
     by_round: bool = False,
     drop_last: bool = False,
+    duplicate: bool = False,
 ) -> LeaseBook:
-    book = LeaseBook(samples=samples, batch_size=batch_size, drop_last=drop_last, by_round=by_round)
+    book = LeaseBook(
+        samples=samples,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        by_round=by_round,
+        duplicate=duplicate,
+    )
     for worker in range(workers):
         book.joined(worker)
     return book
@@ -267,3 +274,169 @@ def test_a_carried_lease_of_an_epoch_that_goes_on_returns_to_the_pool():
     book.carry(1, [lease.id])
     book.left(1)
     assert book.remaining == 6 and ranges(book.take(0, 0, 1)) == [((0, 2),)]
+
+
+# Twins
+
+
+def twins(samples: int = 2, workers: int = 3) -> tuple[LeaseBook, Lease, Lease]:
+    """A book with all samples in one lease, held by worker 0, and its copy, held by worker 1."""
+    book = book_of(samples, samples, workers, duplicate=True)
+    (original,), (copy,) = book.take(0, 0, 5), book.take(1, 0, 5)
+    assert copy.ranges == original.ranges and copy.id != original.id
+    return book, original, copy
+
+
+def test_an_idle_worker_gets_a_copy_of_the_oldest_lease_that_is_out() -> None:
+    book = book_of(6, 2, 4, duplicate=True)
+    taken = [book.take(worker, 0, 1)[0] for worker in (0, 0, 1)]
+    assert book.take(0, 0, 5) == book.take(1, 0, 5) == ()  # they have work
+    assert book.take(2, 0, 0) == ()
+    assert ranges(book.take(2, 0, 5)) == [taken[0].ranges]
+    assert book.take(2, 0, 5) == ()
+    assert ranges(book.take(3, 0, 5)) == [taken[1].ranges]
+    assert book.finish(1, [taken[2].id]) == 2
+    assert book.take(1, 0, 5) == ()  # what is out is out twice
+    assert book.remaining == 0
+
+
+def test_without_the_option_or_by_rounds_there_are_no_copies() -> None:
+    for duplicate, by_round in ((False, False), (True, True)):
+        book = book_of(4, 2, 2, duplicate=duplicate, by_round=by_round)
+        book.take(0, 0, 1)
+        book.finish(1, ids(book.take(1, 0, 1)))
+        assert book.take(1, 0, 5) == ()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_first_of_two_twins_counts_and_the_other_is_void(first: int, refused: bool) -> None:
+    book, *leases = twins()
+    assert book.fresh(0, [leases[0].id]) and book.fresh(1, [leases[1].id])
+    assert not book.fresh(0, [leases[1].id])
+    assert book.finish(first, [leases[first].id], refused=refused) == 2
+    late = 1 - first
+    assert not book.fresh(late, [leases[late].id])
+    assert book.outstanding == {}
+    assert book.turn_if_over(set())
+    assert book.finish(late, [leases[late].id]) == 0
+    book.give_back(late, [leases[late].id])
+    account = book.accounts()[0]
+    assert (account["applied"], account["refused"], account["unused"]) == (
+        (0, 2, 0) if refused else (2, 0, 0)
+    )
+    assert book.remaining == 2
+
+
+def test_a_push_is_void_if_one_of_its_leases_is_done() -> None:
+    book = book_of(4, 2, 2, duplicate=True)
+    (first,), (second,) = book.take(0, 0, 1), book.take(0, 0, 1)
+    (copy,) = book.take(1, 0, 1)
+    book.finish(1, [copy.id])
+    assert not book.fresh(0, [first.id, second.id])
+    book.give_back(0, [first.id, second.id])
+    assert ranges(book.take(1, 0, 1)) == [second.ranges]
+    assert book.fresh(0, []) and not book.fresh(7, [first.id])
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_one_twin_is_enough(gone: int) -> None:
+    book, *leases = twins()
+    if gone:
+        book.left(gone)
+    else:
+        book.give_back(gone, [leases[gone].id])
+    assert book.remaining == 0
+    assert not book.turn_if_over(set())
+    (again,) = book.take(2, 0, 1)  # single again, so it may be copied again
+    assert book.finish(2, [again.id]) == 2
+    assert book.outstanding == {}
+
+
+def test_when_both_twins_are_gone_their_samples_are_free() -> None:
+    book, *_ = twins(workers=2)
+    book.left(0)
+    book.joined(1)
+    assert book.remaining == 2
+    assert ranges(book.take(1, 0, 1)) == [((0, 2),)]
+
+
+def test_a_short_rest_that_is_dropped_does_not_keep_from_copying() -> None:
+    book = book_of(5, 2, 3, duplicate=True, drop_last=True)
+    book.take(0, 0, 1)
+    book.take(1, 0, 1)
+    assert ranges(book.take(2, 0, 1)) == [((0, 2),)]
+    assert book.remaining == 1
+
+
+def test_a_carried_lease_is_not_copied_and_may_lose_to_its_twin() -> None:
+    book, original, copy = twins()
+    book.carry(0, [original.id])
+    assert not book.turn_if_over(set())  # the twin is waited for
+    book.carry(1, [copy.id])
+    assert book.take(2, 0, 1) == ()
+    assert book.turn_if_over(set())
+    assert book.finish(1, [copy.id]) == 2
+    assert not book.fresh(0, [original.id])
+    assert book.accounts()[0]["applied"] == 2
+
+
+def test_nobody_helps_with_a_carried_lease() -> None:
+    """Its gradient is there already: its worker waits with it for the next epoch."""
+    book = book_of(2, 2, 2, duplicate=True)
+    book.carry(0, ids(book.take(0, 0, 1)))
+    assert book.take(1, 0, 1) == ()
+
+
+def test_going_back_to_an_older_snapshot_forgets_twins() -> None:
+    book = book_of(2, 2, 2, duplicate=True)
+    older = book.snapshot()
+    book.take(0, 0, 1)
+    book.take(1, 0, 1)
+    book.restore(older)
+    book.joined(0)
+    book.take(0, 0, 1)
+    book.left(0)
+    assert book.remaining == 2
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_twins_are_in_a_snapshot_once(carried: bool) -> None:
+    book, original, copy = twins()
+    if carried:
+        book.carry(0, [original.id])
+        book.carry(1, [copy.id])
+        book.turn_if_over(set())
+    restored = book_of(2, 2, 0)
+    restored.restore(json.loads(json.dumps(book.snapshot())))
+    assert restored.remaining == 2
+    assert restored.accounts()[0]["unused"] == (2 if carried else 0)
+    restored.joined(0)
+    assert ids(restored.take(0, restored.epoch, 1)) == [copy.id + 1]
+
+
+# Changing between rounds and first come, first served
+
+
+def test_what_was_dealt_by_rounds_and_not_taken_is_dealt_again() -> None:
+    book = book_of(12, 2, 3, by_round=True)
+    book.take(1, 0, 1)
+    book.deal_by_round(False)
+    assert book.remaining == 10
+    assert ranges(book.take(0, 0, 1)) == [((0, 2),)]
+    assert ranges(book.take(0, 0, 1)) == [((4, 6),)]
+    book.deal_by_round(True)
+    assert ranges(book.take(2, 0, 1)) == [((10, 12),)]
+    assert ranges(book.take(0, 0, 9)) == [((6, 8),)]
+    assert ranges(book.take(1, 0, 9)) == [((8, 10),)]
+    book.deal_by_round(True)
+    assert book.remaining == 0
+
+
+def test_twins_outlive_a_change_to_rounds() -> None:
+    book, original, copy = twins()
+    book.deal_by_round(True)
+    assert book.take(2, 0, 1) == ()
+    assert book.finish(1, [copy.id]) == 2
+    assert book.finish(0, [original.id]) == 0
+    assert book.turn_if_over(set())

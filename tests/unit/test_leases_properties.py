@@ -6,6 +6,7 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Mapping
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,8 +22,24 @@ books = st.fixed_dictionaries(
         "batch_size": st.integers(1, 9),
         "drop_last": st.booleans(),
         "by_round": st.booleans(),
+        "duplicate": st.booleans(),
     }
 )
+
+
+OFTEN = {
+    "take": 40,
+    "finish": 40,
+    "give_back": 6,
+    "join": 6,
+    "leave": 5,
+    "turn": 20,
+    "switch": 4,
+    "restore": 1,
+    "refuse": 4,
+    "stop_early": 2,
+}
+"""How often each event happens."""
 
 
 class World:
@@ -33,8 +50,11 @@ class World:
         self.rng = random.Random(seed)
         self.ranks = range(ranks)
         self.impatient = impatient  # whether workers stop early and pushes are refused
+        self.by_round = bool(book["by_round"])
         self.epochs: dict[int, int] = {}
         self.held: dict[int, dict[int, Lease]] = {}
+        self.twins: dict[int, tuple[int, int]] = {}  # holder and id of a lease's twin
+        self.late: list[tuple[int, int]] = []  # workers, and leases of theirs whose twin was first
         self.ids: set[int] = set()
         self.free = set(range(self.samples))
         self.fates: dict[int, str] = {}
@@ -44,30 +64,34 @@ class World:
 
     # Events
 
-    def step(self) -> None:
-        common = (self.take, self.finish, self.give_back, self.join, self.leave, self.turn)
-        event = self.rng.choices(
-            (*common, self.restore, self.refuse, self.stop_early),
-            weights=(40, 40, 6, 6, 5, 20, 1, 4 * self.impatient, 2 * self.impatient),
-        )[0]
-        if self.held or event in (self.join, self.turn, self.restore):
-            event()
+    def step(self, often: Mapping[str, int] = OFTEN) -> None:
+        names = [name for name in often if self.impatient or name not in ("refuse", "stop_early")]
+        name = self.rng.choices(names, weights=[often[name] for name in names])[0]
+        if self.held or name in ("join", "turn", "switch", "restore"):
+            getattr(self, name)()
             self.events += 1
-            self.happened[event.__name__] += 1
+            self.happened[name] += 1
             self.check()
 
     def take(self, rank: int | None = None) -> None:
         rank = self.someone() if rank is None else rank
         limit, epoch = self.rng.choice((1, 1, 2, 5)), self.epochs[rank]
+        copied = self.to_copy(rank, epoch)
         leases = self.book.take(rank, epoch, limit)
         assert len(leases) <= limit
         assert not leases or epoch == self.book.epoch
+        if copied is not None:
+            holder, original = copied
+            (copy,) = leases
+            assert copy.ranges == original.ranges
+            self.twins[copy.id], self.twins[original.id] = (holder, original.id), (rank, copy.id)
+            self.happened["copied"] += 1
         for lease in leases:
             positions = self.positions(lease)
             assert lease.epoch == epoch
             assert 1 <= lease.samples == len(positions) <= self.batch_size
             assert lease.samples == self.batch_size or not self.settings["drop_last"]
-            assert self.free.issuperset(positions), "leased twice"
+            assert copied or self.free.issuperset(positions), "leased twice"
             assert lease.id not in self.ids
             self.ids.add(lease.id)
             self.free.difference_update(positions)
@@ -75,20 +99,41 @@ class World:
         if not leases and self.book.done(epoch):
             self.epochs[rank] += 1
 
-    def finish(self, fate: str = "applied") -> None:
-        rank = self.someone()
-        ids = self.some_ids(rank)
+    def finish(self, fate: str = "applied", rank: int | None = None, ids: list[int] | None = None) -> None:
+        rank = self.someone() if rank is None else rank
+        ids = self.some_ids(rank) if ids is None else ids
+        assert self.book.fresh(rank, ids)
         leases = [self.held[rank].pop(number) for number in ids]
+        for number in ids:
+            if twin := self.parted(number):
+                other, withdrawn = twin
+                del self.held[other][withdrawn]
+                self.late.append(twin)
+                self.happened["copy first" if number > withdrawn else "original first"] += 1
         stale = self.rng.sample(sorted(self.ids), 1) if self.ids else []
-        stale = [n for n in stale if not any(n in held for held in self.held.values())]
+        stale = [n for n in stale if not any(n in held for held in self.held.values()) and n not in ids]
+        assert self.book.fresh(rank, [*ids, *stale]) == (not stale)
         samples = self.book.finish(rank, [*ids, *stale, *ids], refused=fate == "refused")
         assert samples == sum(lease.samples for lease in leases)
         for position in (p for lease in leases for p in self.positions(lease)):
             assert position not in self.fates, "finished twice"
             self.fates[position] = fate
 
+    def finish_late(self) -> None:
+        """Workers whose leases were withdrawn push all the same."""
+        for rank, number in self.late:
+            ids = [number, *self.held.get(rank, ())]
+            assert not self.book.fresh(rank, ids)
+            assert self.book.finish(rank, [number]) == 0
+            self.book.give_back(rank, [number])
+        self.late.clear()
+
     def refuse(self) -> None:
         self.finish("refused")
+
+    def switch(self) -> None:
+        self.by_round = not self.by_round
+        self.book.deal_by_round(self.by_round)
 
     def give_back(self, rank: int | None = None) -> None:
         rank = self.someone() if rank is None else rank
@@ -150,6 +195,7 @@ class World:
         snapshot = json.loads(json.dumps(self.book.snapshot()))
         self.book = LeaseBook(**self.settings)  # type: ignore[arg-type]
         self.book.restore(snapshot)
+        self.by_round = bool(self.settings["by_round"])
         for rank in list(self.held):
             self.put_back(rank, list(self.held[rank]))
         self.held.clear()
@@ -166,13 +212,34 @@ class World:
 
     def put_back(self, rank: int, ids: list[int]) -> None:
         for number in ids:
-            self.free.update(self.positions(self.held[rank].pop(number)))
+            lease = self.held[rank].pop(number)
+            if self.parted(number):
+                self.happened["one of twins gone"] += 1
+            else:
+                self.free.update(self.positions(lease))
+
+    def parted(self, number: int) -> tuple[int, int] | None:
+        """The twin of a lease; from now on both are single."""
+        twin = self.twins.pop(number, None)
+        if twin:
+            del self.twins[twin[1]]
+        return twin
+
+    def to_copy(self, rank: int, epoch: int) -> tuple[int, Lease] | None:
+        """Which lease the worker must get a copy of if it asks now: the oldest single one of another."""
+        idle = epoch == self.book.epoch and not self.held[rank]
+        enough = self.batch_size if self.settings["drop_last"] else 1
+        if not self.settings["duplicate"] or self.by_round or not idle or len(self.free) >= enough:
+            return None
+        others = [(w, lease) for w, held in self.held.items() for lease in held.values() if w != rank]
+        single = [(w, lease) for w, lease in others if lease.id not in self.twins]
+        return min(single, key=lambda found: found[1].id, default=None)
 
     def waiting(self) -> set[int]:
         return {rank for rank, epoch in self.epochs.items() if epoch > self.book.epoch}
 
     def dealt_to(self) -> int:
-        return len(self.held.keys() - self.waiting()) if self.settings["by_round"] else 1
+        return len(self.held.keys() - self.waiting()) if self.by_round else 1
 
     @staticmethod
     def positions(lease: Lease) -> list[int]:
@@ -212,7 +279,26 @@ def test_every_sample_is_applied_exactly_once_per_epoch() -> None:
     assert events >= 50_000
     assert happened["turned"] > 1000
     assert happened["whole epochs"] > 500
-    assert min(happened[e] for e in ("leave", "join", "restore", "refuse", "stop_early")) > 100
+    assert min(happened[e] for e in ("leave", "join", "restore", "refuse", "stop_early", "switch")) > 100
+
+
+def test_of_twins_the_first_one_counts() -> None:
+    """Few leases an epoch, and workers that come to the end of them again and again."""
+    happened = Counter[str]()
+    often = {**OFTEN, "take": 90, "finish_late": 10, "leave": 2, "switch": 0}
+
+    @settings(repeatable, max_examples=150)
+    @given(books, st.integers(2, 7), st.integers(0, 2**64), st.booleans())
+    def run(book: dict[str, int], ranks: int, seed: int, impatient: bool) -> None:
+        few = {"batch_size": 1 + book["samples"] // 5, "by_round": False, "duplicate": True}
+        world = World({**book, **few}, ranks, seed, impatient)
+        while world.events < EVENTS_PER_RUN:
+            world.step({**often, "join": 6 if len(world.held) == ranks else 60})
+        happened.update(world.happened)
+
+    run()
+    assert happened["whole epochs"] > 500
+    assert min(happened[e] for e in ("copied", "copy first", "original first", "one of twins gone")) > 300
 
 
 @settings(repeatable, max_examples=150)
@@ -234,10 +320,8 @@ def test_an_epoch_always_ends(book: dict[str, int], ranks: int, seed: int) -> No
     for _ in range(2 * book["samples"] + 2):
         for rank in world.rng.sample(list(world.held), len(world.held)):
             world.take(rank)
-            for number, lease in list(world.held[rank].items()):
-                world.book.finish(rank, [number])
-                world.fates.update(dict.fromkeys(world.positions(lease), "applied"))
-                del world.held[rank][number]
+            for number in list(world.held[rank]):
+                world.finish(rank=rank, ids=[number])
         world.turn()
         world.check()
         if world.book.done(epoch):

@@ -8,9 +8,12 @@ epoch, whoever comes or goes, and a slow worker simply takes fewer.
     pool ──take──► outstanding ──finish──► applied, or refused
       ▲                 │
       └─give_back, left─┘          what is still in the pool when an epoch turns: unused
+
+The last leases of an epoch may be out twice, as twins, so that it does not end with the slowest worker
+(Dean et al., 2012). The first one that is finished counts, and the other is withdrawn.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
@@ -44,19 +47,24 @@ class LeaseBook:
     A *first-come* book deals to whoever asks. A *by-round* book deals a round at a time: the next
     positions, one batch for each member in rank order, so together they see exactly what one
     process with a batch of all of them would see; it deals to all of them when the first one asks.
+    A book may change from one to the other at any time.
 
     Memory does not grow with the samples: finished leases leave only their counts.
     Not thread-safe: one owner.
 
     Args:
         samples: how many there are in an epoch.
-        batch_size: of one worker; no lease is larger.
+        batch_size: of one worker; no lease is larger, unless its member is wider (see `joined`).
         drop_last: leave a last batch (a last round in a by-round book) unused if it is short.
             Otherwise a short last round is split evenly, lower ranks first.
         by_round: deal by rounds instead of first come, first served.
+        duplicate: when first come, first served has nothing left, give a worker without leases a copy of
+            one that another worker holds.
     """
 
-    def __init__(self, *, samples: int, batch_size: int, drop_last: bool, by_round: bool) -> None:
+    def __init__(
+        self, *, samples: int, batch_size: int, drop_last: bool, by_round: bool, duplicate: bool = False
+    ) -> None:
         if samples < 1:
             raise UsageError(f"the data set is empty: leases need samples >= 1, got {samples}")
         if batch_size < 1:
@@ -65,11 +73,16 @@ class LeaseBook:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._by_round = by_round
+        self._duplicate = duplicate
         self._next_id = 0
         # Members, and what each has taken and not finished.
         self._taken: dict[int, dict[int, Lease]] = {}
+        # How many workers a member stands for.
+        self._widths: dict[int, int] = {}
         # Those of them that an epoch does not wait for.
         self._carried: set[int] = set()
+        # Of those that are out twice: who holds the other one, and its id.
+        self._twins: dict[int, tuple[int, int]] = {}
         self._accounts: list[dict[str, int]] = []
         self._open_epoch()
 
@@ -92,16 +105,23 @@ class LeaseBook:
 
     # Members
 
-    def joined(self, worker: int) -> None:
-        """A new member. If one of that rank was there, it is gone, and its leases go back."""
+    def joined(self, worker: int, width: int = 1) -> None:
+        """A new member. If one of that rank was there, it is gone, and its leases go back.
+
+        Args:
+            width: how many workers it stands for (a group of them): it is dealt that many batches at once,
+                as one lease.
+        """
         self.left(worker)
         self._taken[worker] = {}
+        self._widths[worker] = width
 
     def left(self, worker: int) -> None:
-        """The worker is gone. Its unfinished leases go back to the pool."""
+        """The worker is gone. Its unfinished leases go back to the pool, except those with a twin."""
         self.give_back(worker, tuple(self._taken.get(worker, ())))
         self._return_shares(worker)
         self._taken.pop(worker, None)
+        self._widths.pop(worker, None)
         self._ahead.discard(worker)
 
     # Leases
@@ -117,7 +137,8 @@ class LeaseBook:
             worker: who asks; strangers get nothing.
             epoch: the one that the worker is in.
             limit: how many at most (in a by-round book: of how many rounds). A first-come book
-                gives fewer towards the end of an epoch, so that the last ones finish together.
+                gives fewer towards the end of an epoch, so that the last ones finish together, and
+                copies one at a time.
         """
         if worker not in self._taken or epoch < self.epoch:
             return ()
@@ -126,11 +147,20 @@ class LeaseBook:
             self._return_shares(worker)
             return ()
         self._ahead.discard(worker)
-        batches = self._next_shares(worker, limit) if self._by_round else self._next_batches(limit)
-        leases = tuple(Lease(n, epoch, ranges) for n, ranges in enumerate(batches, self._next_id))
-        self._next_id += len(leases)
-        self._taken[worker].update((lease.id, lease) for lease in leases)
-        return leases
+        batches = self._next_shares(worker, limit) if self._by_round else self._next_batches(worker, limit)
+        if batches or self._by_round or limit < 1:
+            return tuple(self._issue(worker, ranges) for ranges in batches)
+        copy = self._next_copy(worker)
+        return () if copy is None else (copy,)
+
+    def fresh(self, worker: int, ids: Iterable[int]) -> bool:
+        """Whether all of these leases are still to be done, by this worker. To be asked before an update.
+
+        If one of them is not, its twin was first, or the worker has lost it: the update would count
+        samples again that were applied already. Leave it out, and `give_back` the ids: those that are
+        still to be done are dealt again.
+        """
+        return self._taken.get(worker, {}).keys() >= set(ids)
 
     def finish(self, worker: int, ids: Iterable[int], refused: bool = False) -> int:
         """The update computed from these leases was applied, or refused for good.
@@ -139,14 +169,20 @@ class LeaseBook:
             The number of samples that this finished: leases that the worker does not hold (any
             more) do not count, so nothing counts twice.
         """
-        leases = self._withdraw(worker, ids)
-        for lease in leases:
+        samples = 0
+        for lease, twin in self._withdraw(worker, ids):
+            if twin is not None:
+                self._withdraw(twin[0], [twin[1]])
             self._accounts[lease.epoch]["refused" if refused else "applied"] += lease.samples
-        return sum(lease.samples for lease in leases)
+            samples += lease.samples
+        return samples
 
     def give_back(self, worker: int, ids: Iterable[int]) -> None:
-        """These leases were not used: somebody else may take them, unless their epoch is over."""
-        leases = self._withdraw(worker, ids)
+        """These leases were not used: somebody else may take them, unless their epoch is over.
+
+        One that has a twin is forgotten: its samples are still the twin's.
+        """
+        leases = [lease for lease, twin in self._withdraw(worker, ids) if twin is None]
         self._return(lease.ranges for lease in leases if lease.epoch == self.epoch)
         for lease in leases:
             if lease.epoch < self.epoch:
@@ -158,6 +194,12 @@ class LeaseBook:
         The epoch turns without them; they are finished, or unused, when that is known.
         """
         self._carried.update(number for number in ids if number in self._taken.get(worker, {}))
+
+    def deal_by_round(self, by_round: bool) -> None:
+        """Go on by rounds, or first come, first served. What was dealt and not taken is dealt again."""
+        self._by_round = by_round
+        for worker in tuple(self._shares):
+            self._return_shares(worker)
 
     # Epochs
 
@@ -195,7 +237,7 @@ class LeaseBook:
 
     @property
     def outstanding(self) -> dict[int, tuple[Lease, ...]]:
-        """What each worker has taken and neither finished nor given back."""
+        """What each worker has taken and neither finished nor given back; twins with both."""
         return {worker: tuple(leases.values()) for worker, leases in self._taken.items() if leases}
 
     @property
@@ -216,11 +258,13 @@ class LeaseBook:
         accounts = self.accounts()
         for shares in self._shares.values():
             unfinished.extend(shares)
-        for leases in self._taken.values():
-            unfinished.extend(lease.ranges for lease in leases.values() if lease.epoch == self.epoch)
-            for lease in leases.values():
-                if lease.epoch < self.epoch:
-                    accounts[lease.epoch]["unused"] += lease.samples
+        for lease in (lease for leases in self._taken.values() for lease in leases.values()):
+            if lease.id in self._twins and self._twins[lease.id][1] < lease.id:
+                continue  # its samples are in already, or will be, with the older twin
+            if lease.epoch == self.epoch:
+                unfinished.append(lease.ranges)
+            else:
+                accounts[lease.epoch]["unused"] += lease.samples
         return {
             "samples": self._samples,
             "accounts": accounts,
@@ -236,6 +280,8 @@ class LeaseBook:
                 f"on {snapshot['samples']}: resume it with the data set that it began with"
             )
         self._taken.clear()
+        self._widths.clear()
+        self._twins.clear()
         self._carried.clear()
         self._open_epoch()
         self._accounts = [dict(account) for account in snapshot["accounts"]]
@@ -244,11 +290,31 @@ class LeaseBook:
 
     # Dealing
 
-    def _next_batches(self, limit: int) -> list[Ranges]:
-        whole, rest = divmod(_count(self._pool), self._batch_size)
+    def _issue(self, worker: int, ranges: Ranges) -> Lease:
+        lease = Lease(self._next_id, self.epoch, ranges)
+        self._next_id += 1
+        self._taken[worker][lease.id] = lease
+        return lease
+
+    def _next_copy(self, worker: int) -> Lease | None:
+        """A copy of the oldest lease that the epoch waits for, if the worker has no other work."""
+        if not self._duplicate or self._taken[worker].keys() - self._carried:
+            return None
+        settled = self._twins.keys() | self._carried
+        single = [(n, who) for who, leases in self._taken.items() for n in leases.keys() - settled]
+        if not single:
+            return None
+        number, holder = min(single)
+        copy = self._issue(worker, self._taken[holder][number].ranges)
+        self._twins[copy.id], self._twins[number] = (holder, number), (worker, copy.id)
+        return copy
+
+    def _next_batches(self, worker: int, limit: int) -> list[Ranges]:
+        size = self._widths[worker] * self._batch_size
+        whole, rest = divmod(_count(self._pool), size)
         batches = whole if self._drop_last or not rest else whole + 1
         fair = max(1, batches // (2 * len(self._taken)))
-        return [self._draw(self._batch_size) for _ in range(min(limit, fair, batches))]
+        return [self._draw(size) for _ in range(min(limit, fair, batches))]
 
     def _next_shares(self, worker: int, limit: int) -> list[Ranges]:
         while len(self._shares.get(worker, ())) < limit and self._can_deal():
@@ -261,14 +327,19 @@ class LeaseBook:
 
     def _deal_round(self) -> None:
         ranks = sorted(self._taken.keys() - self._ahead)
-        in_round = min(_count(self._pool), len(ranks) * self._batch_size)
-        each, extra = divmod(in_round, len(ranks))
-        for place, worker in enumerate(ranks):
-            if size := each + (place < extra):
-                self._shares.setdefault(worker, deque()).append(self._draw(size))
+        seats = [worker for worker in ranks for _ in range(self._widths[worker])]
+        in_round = min(_count(self._pool), len(seats) * self._batch_size)
+        each, extra = divmod(in_round, len(seats))
+        sizes: Counter[int] = Counter()
+        for place, worker in enumerate(seats):
+            sizes[worker] += each + (place < extra)
+        for worker in ranks:
+            if sizes[worker]:
+                self._shares.setdefault(worker, deque()).append(self._draw(sizes[worker]))
 
     def _can_deal(self) -> bool:
-        batches = len(self._taken) - len(self._ahead) if self._by_round else 1
+        widths = [self._widths[worker] for worker in self._taken.keys() - self._ahead]
+        batches = sum(widths) if self._by_round else min(widths, default=1)
         least = batches * self._batch_size if self._drop_last else 1
         return _count(self._pool) >= max(1, least)
 
@@ -293,10 +364,17 @@ class LeaseBook:
     def _return_shares(self, worker: int) -> None:
         self._return(self._shares.pop(worker, ()))
 
-    def _withdraw(self, worker: int, ids: Iterable[int]) -> list[Lease]:
+    def _withdraw(self, worker: int, ids: Iterable[int]) -> list[tuple[Lease, tuple[int, int] | None]]:
+        """Take leases from a worker. Of each that had a twin: who has that one, and its id; single now."""
         held = self._taken.get(worker, {})
-        found = [held.pop(number) for number in ids if number in held]
-        self._carried.difference_update(lease.id for lease in found)
+        found = []
+        for number in ids:
+            if number in held:
+                twin = self._twins.pop(number, None)
+                if twin is not None:
+                    del self._twins[twin[1]]
+                self._carried.discard(number)
+                found.append((held.pop(number), twin))
         return found
 
 
