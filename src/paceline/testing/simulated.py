@@ -1,0 +1,344 @@
+"""A whole run in one process and in virtual time: what a mode does to a model, without a cluster.
+
+The lead (mode machine, leases), the shard (updates) and the steppers (the workers' side) are the ones that
+run live; only time and the links are simulated. Compute times are given, so staleness is what unequal workers
+would really cause, and every run of a seed is the same.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.leases import Lease, LeaseBook
+from paceline.modes import PushId, parse_mode
+from paceline.params import OptimizerSpec, bind, describe, tensor_views
+from paceline.ps.lead import Lead, Push, Steps
+from paceline.ps.shard import Contribution, Gradients, Shard
+from paceline.worker.stepping import Memory, Request, Stepper, local_step_of, make_stepper, served_optimizer
+
+__all__ = ["SimulatedRun"]
+
+@dataclass
+class _Worker:
+    """A worker as the simulation sees it; `requests` is what it does, up to its next exchange."""
+
+    rank: int
+    model: nn.Module
+    stepper: Stepper
+    pushed: Gradients
+    held: dict[PushId, Gradients] = field(default_factory=dict)
+    sequence: int = 0
+    read_version: int = 0
+    lease: Lease | None = None
+    unsent: list[int] = field(default_factory=list)
+    unsent_samples: int = 0
+    requests: Iterator[Request] | None = None
+    request: Request | None = None
+    backup: list[Tensor] | None = None
+    epoch: int = 0
+    waited: float = 0.0
+    idle_since: float = 0.0
+
+
+class SimulatedRun:
+    """Train a model with simulated workers.
+
+    Args:
+        model: makes one worker's model; called once for each worker, with the same random seed.
+        optimizer: makes the optimizer of a model.
+        backward: adds to a model's gradient that of the batch of samples at these indices.
+        samples: in an epoch.
+        step_s: virtual seconds of one step of each worker; their number is the number of workers.
+        jitter: each step takes up to this part longer or shorter.
+        latency_s: virtual seconds of an exchange.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: str,
+        model: Callable[[], nn.Module],
+        optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+        backward: Callable[[nn.Module, list[int]], object],
+        samples: int,
+        batch_size: int,
+        step_s: Sequence[float],
+        jitter: float = 0.1,
+        latency_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.mode = parse_mode(mode)
+        self.mode.check(len(step_s))
+        self.time = 0.0
+        self.epochs = 0
+        self._backward, self._samples = backward, samples
+        self._step_s, self._jitter, self._latency_s = list(step_s), jitter, latency_s
+        self._random = random.Random(seed)
+        self._seed = seed
+        self._lead = Lead(self.mode)
+        self._lead.book = LeaseBook(
+            samples=samples, batch_size=batch_size, drop_last=False, by_round=self.mode.by_round
+        )
+        self._events: list[tuple[float, int, int]] = []
+        self._numbers = itertools.count()
+        self._orders: dict[int, Tensor] = {}
+        self._until = 0
+        self._on_epoch: Callable[[int], None] | None = None
+        self._workers: dict[int, _Worker] = {}
+        for rank in range(len(step_s)):
+            torch.manual_seed(seed)
+            self._join(rank, model(), optimizer)
+        for rank in self._workers:
+            self._lead.join(rank, 0)
+        torch.manual_seed(seed)
+        self.model = model()
+        """With the servers' parameters."""
+        bind(self._parameters_of(self.model), tensor_views(self._base, self._layout))
+
+    def _join(self, rank: int, model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        optimizer = make(model)
+        served = served_optimizer(self.mode, optimizer)
+        layout, parameters = describe(model, optimizer)
+        if not self._workers:
+            self._layout = layout
+            self._names = [t.name for t in layout.tensors]
+            self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
+            with torch.no_grad():
+                for p, view in zip(parameters, tensor_views(self._base, layout), strict=True):
+                    view.copy_(p)
+            self._shard = Shard(
+                layout, OptimizerSpec.of(served), layout.slices, self._base, damping=self.mode.damping
+            )
+        slot, base = torch.zeros_like(self._base), self._base.clone()
+        near = base.clone() if self.mode.local else base
+        bind(parameters, tensor_views(near, layout))
+        stepper = make_stepper(
+            self.mode, layout, Memory(slot, base, near), parameters, optimizer, local_step_of(optimizer)
+        )
+        worker = _Worker(rank, model, stepper, Gradients(slot, layout, layout.slices))
+        if self.mode.damping in ("dc", "gap"):
+            worker.backup = self._shard.flats(self._base.clone())
+        self._workers[rank] = worker
+
+    def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
+        named = dict(model.named_parameters())
+        return [named[name] for name in self._names]
+
+    @property
+    def staleness(self) -> float:
+        """The mean over all applied pushes."""
+        counts = self._lead.totals.staleness
+        return sum(s * n for s, n in counts.items()) / max(1, sum(counts.values()))
+
+    @property
+    def accounts(self) -> list[dict[str, int]]:
+        """What became of the samples of each epoch (LeaseBook.accounts)."""
+        assert self._lead.book is not None
+        return self._lead.book.accounts()
+
+    @property
+    def idleness(self) -> float:
+        """The part of their time that the workers waited."""
+        return sum(w.waited for w in self._workers.values()) / max(1e-12, self.time * len(self._workers))
+
+    @property
+    def version(self) -> int:
+        """Updates applied."""
+        return self._lead.version
+
+    def train(self, epochs: int, on_epoch: Callable[[int], None] | None = None) -> None:
+        """Run to the end; call it once.
+
+        Args:
+            on_epoch: called at the end of every epoch with its number; `model` is then as the servers have it.
+        """
+        self._until, self._on_epoch = epochs, on_epoch
+        for worker in self._workers.values():
+            self._take(worker)
+        self._run()
+        # The scripts are through: what no push has covered is pushed, and everybody leaves.
+        for worker in self._workers.values():
+            if worker.stepper.unsent:
+                worker.requests = worker.stepper.flush()
+                self._drive(worker)
+            else:
+                self._act(self._lead.leave(worker.rank, 0, finished=True))
+        self._run()
+
+    def _run(self) -> None:
+        while self._events:
+            self.time, _, rank = heapq.heappop(self._events)
+            worker = self._workers[rank]
+            if worker.requests is None:
+                worker.requests = self._step(worker)
+            self._drive(worker)
+
+    # --- one worker's life ------------------------------------------------------------------------
+
+    def _take(self, worker: _Worker) -> None:
+        """Ask for the next lease; without one the worker rests until the lead has an answer."""
+        leases, steps = self._lead.take(worker.rank, worker.epoch, 1, wait=True)
+        if leases is None:
+            self._lead.carry(worker.rank, worker.unsent)
+            worker.idle_since = self.time
+        else:
+            self._granted(worker, leases, self._lead.over(worker.epoch))
+        self._act(steps)
+
+    def _granted(self, worker: _Worker, leases: tuple[Lease, ...], over: bool) -> None:
+        if leases:
+            worker.lease = leases[0]
+            if worker.read_version != self._lead.version and not self.mode.local:
+                self._fetch(worker)  # the others went on while it rested
+            step_s = self._step_s[worker.rank] * (1 + self._jitter * self._random.uniform(-1, 1))
+            self._wake_in(worker, step_s)
+        elif over and worker.epoch + 1 < self._until:
+            worker.epoch += 1
+            self._take(worker)
+
+    def _wake_in(self, worker: _Worker, seconds: float) -> None:
+        heapq.heappush(self._events, (self.time + seconds, next(self._numbers), worker.rank))
+
+    def _step(self, worker: _Worker) -> Iterator[Request]:
+        """One step of the script: forward, backward, optimizer.step(), the next lease."""
+        assert worker.lease is not None
+        worker.model.zero_grad()
+        self._backward(worker.model, self._indices(worker.lease))
+        yield from worker.stepper.step()
+        if worker.lease is not None:  # no push has covered it
+            worker.unsent.append(worker.lease.id)
+            worker.unsent_samples += worker.lease.samples
+            worker.lease = None
+        if self.mode.name == "dogwild":  # its thread, as fast as it can be
+            yield from worker.stepper.flush()
+        if self.mode.local and self.mode.spare is not None and not self._try_take(worker):
+            yield from worker.stepper.flush()  # before it rests
+        if worker.lease is None:
+            self._take(worker)
+
+    def _try_take(self, worker: _Worker) -> bool:
+        leases, _ = self._lead.take(worker.rank, worker.epoch, 1, wait=False)
+        if leases:
+            self._granted(worker, leases, False)
+        return bool(leases)
+
+    def _drive(self, worker: _Worker) -> None:
+        """Run what the worker does to its next exchange, or to the end."""
+        assert worker.requests is not None
+        requests = worker.requests
+        request = next(requests, None)
+        if request is not None:
+            self._exchange(worker, request)
+        elif worker.requests is requests:
+            worker.requests = None
+
+    def _exchange(self, worker: _Worker, request: Request) -> None:
+        worker.request, worker.idle_since = request, self.time
+        if not request.push:
+            self._admit(worker)
+            return
+        leases, samples = worker.unsent, worker.unsent_samples
+        worker.unsent, worker.unsent_samples = [], 0
+        if request.covers_step and worker.lease is not None:
+            leases, samples = [*leases, worker.lease.id], samples + worker.lease.samples
+            worker.lease = None
+        push = Push(
+            id=PushId(worker.rank, 0, worker.sequence),
+            read_version=worker.read_version,
+            samples=samples,
+            leases=tuple(leases),
+            void=not request.finite,
+        )
+        worker.sequence += 1
+        self._act(self._lead.push(push))
+
+    def _admit(self, worker: _Worker) -> None:
+        """The worker goes on, a latency later, with what it fetched."""
+        assert worker.request is not None
+        if worker.request.fetch:
+            self._fetch(worker)
+        worker.request = None
+        worker.waited += self.time - worker.idle_since + self._latency_s
+        self._wake_in(worker, self._latency_s)
+
+    def _fetch(self, worker: _Worker) -> None:
+        worker.read_version = self._lead.version
+        copies = [self._shard.flats(worker.stepper.memory.base)]
+        if worker.backup is not None:
+            copies.append(worker.backup)
+        self._shard.update((), None, copies)
+
+    # --- the servers ------------------------------------------------------------------------------
+
+    def _act(self, steps: Steps) -> None:
+        self._execute(steps)
+        while True:
+            answers, more = self._lead.granted(1)
+            while self.epochs < self._lead.epoch:
+                self.epochs += 1
+                if self._on_epoch is not None:
+                    self._on_epoch(self.epochs)
+            if not answers and not more:
+                return
+            self._execute(more)
+            for rank, leases, over in answers:
+                self._granted(self._workers[rank], leases, over)
+
+    def _execute(self, steps: Steps) -> None:
+        for step in steps:
+            match step:
+                case ["hold", rank, incarnation, sequence]:
+                    self._hold(self._workers[rank], PushId(rank, incarnation, sequence))
+                case ["apply", pushes]:
+                    self._apply([PushId(*p[:3]) for p in pushes], pushes)
+                case ["admit", rank, _]:
+                    self._admit(self._workers[rank])
+                case _:
+                    pass
+
+    def _hold(self, worker: _Worker, push: PushId) -> None:
+        kept = Gradients(torch.empty_like(self._base), self._layout, self._layout.slices)
+        for mine, theirs in zip(kept.flat, worker.pushed.flat, strict=True):
+            mine.copy_(theirs)
+        worker.held[push] = kept
+
+    def _apply(self, ids: list[PushId], pushes: Sequence[Any]) -> None:
+        contributions = []
+        for push, (_, _, _, weight, scale) in zip(ids, pushes, strict=True):
+            worker = self._workers[push.worker]
+            gradients = worker.held.pop(push, worker.pushed)
+            contributions.append(
+                Contribution(
+                    push.worker,
+                    gradients,
+                    float(weight),
+                    frozenset(worker.request.missing if worker.request else ()),
+                    float(scale),
+                    worker.backup or (),
+                )
+            )
+        if self.mode.payload == "elastic":
+            worker = self._workers[ids[0].worker]
+            alpha = self.mode.beta / len(self._workers)
+            moved = self._shard.flats(worker.stepper.memory.base)
+            self._shard.mix(worker.rank, contributions[0].gradients, alpha, [moved])
+            assert worker.request is not None
+            worker.request = replace(worker.request, fetch=False)
+            worker.read_version = self._lead.version
+        elif self.mode.payload != "none":
+            self._shard.update(contributions, None)
+
+    def _indices(self, lease: Lease) -> list[int]:
+        order = self._orders.get(lease.epoch)
+        if order is None:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + lease.epoch)
+            order = self._orders[lease.epoch] = torch.randperm(self._samples, generator=generator)
+            self._orders.pop(lease.epoch - 2, None)
+        return [i for start, stop in lease.ranges for i in order[start:stop].tolist()]
+
