@@ -67,7 +67,8 @@ def main() -> None:
             optimizer.zero_grad()
             paceline.log(loss=loss.item())
         if paceline.is_main():
-            score = accuracy(model)
+            with paceline.run_parameters():
+                score = accuracy(model)
             paceline.log(accuracy=score)
             print(f"epoch {epoch + 1}: test accuracy {score:.4f}")
 

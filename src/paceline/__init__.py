@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
         no_sync,
         prepare,
         rank,
+        run_parameters,
         world_size,
     )
     from paceline.plan import Job
@@ -41,6 +42,7 @@ __all__ = [
     "no_sync",
     "prepare",
     "rank",
+    "run_parameters",
     "world_size",
 ]
 

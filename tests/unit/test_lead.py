@@ -54,7 +54,7 @@ def test_in_bsp_a_round_is_one_update_in_rank_order_weighted_by_samples():
     b.take()
     a.take()
     assert b.push() == []
-    assert a.push() == [["apply", [[0, 0, 0, 3], [1, 0, 0, 3]]], ["admit", 0, 1], ["admit", 1, 1]]
+    assert a.push() == [["apply", [[0, 0, 0, 3, 1.0], [1, 0, 0, 3, 1.0]]], ["admit", 0, 1], ["admit", 1, 1]]
     assert [(r.version, r.push.id.worker, r.staleness) for r in lead.applied] == [(0, 0, 0), (0, 1, 0)]
     assert lead.totals.samples == 6
     assert lead.book.accounts()[0]["applied"] == 6
@@ -64,7 +64,7 @@ def test_with_a_bound_on_the_norm_an_update_is_reduced_first():
     lead = lead_of("bsp", workers=1, clip_norm=1.0)
     worker = Worker(lead, 0)
     worker.take()
-    assert worker.push()[0] == ["reduce", [[0, 0, 0, 4]]]
+    assert worker.push()[0] == ["reduce", [[0, 0, 0, 4, 1.0]]]
 
 
 def test_asp_applies_at_once_and_records_staleness():
@@ -72,8 +72,8 @@ def test_asp_applies_at_once_and_records_staleness():
     a, b = Worker(lead, 0), Worker(lead, 1)
     a.take()
     b.take()
-    assert a.push(version=0) == [["apply", [[0, 0, 0, 4]]], ["admit", 0, 1]]
-    assert b.push(version=0) == [["apply", [[1, 0, 0, 4]]], ["admit", 1, 2]]
+    assert a.push(version=0) == [["apply", [[0, 0, 0, 4, 1.0]]], ["admit", 0, 1]]
+    assert b.push(version=0) == [["apply", [[1, 0, 0, 4, 1.0]]], ["admit", 1, 2]]
     assert dict(lead.totals.staleness) == {0: 1, 1: 1}
 
 
@@ -94,7 +94,7 @@ def test_a_void_push_keeps_its_place_but_is_not_applied():
     a.take()
     b.take()
     a.push(void=True)
-    assert b.push() == [["apply", [[1, 0, 0, 4]]], ["admit", 0, 1], ["admit", 1, 1]]
+    assert b.push() == [["apply", [[1, 0, 0, 4, 1.0]]], ["admit", 0, 1], ["admit", 1, 1]]
     assert lead.totals.refused == 1
     account = lead.book.accounts()[0]
     assert (account["applied"], account["refused"]) == (4, 4)
@@ -130,7 +130,7 @@ def test_a_death_in_a_round_lets_the_others_go_on_without_it():
     b.take()
     assert a.push() == []
     steps = lead.leave(1, 0, finished=False)
-    assert steps == [["apply", [[0, 0, 0, 4]]], ["admit", 0, 1], ["left", 1, 0]]
+    assert steps == [["apply", [[0, 0, 0, 4, 1.0]]], ["admit", 0, 1], ["left", 1, 0]]
 
 
 def test_a_death_after_its_push_drops_it_and_returns_its_samples():
@@ -141,7 +141,7 @@ def test_a_death_after_its_push_drops_it_and_returns_its_samples():
     b.push()
     assert lead.leave(1, 0, finished=False) == [["drop", 1, 0, 0], ["left", 1, 0]]
     assert lead.book.remaining == 4
-    assert a.push()[0] == ["apply", [[0, 0, 0, 4]]]
+    assert a.push()[0] == ["apply", [[0, 0, 0, 4, 1.0]]]
 
 
 def test_late_news_of_a_replaced_worker_changes_nothing():
@@ -152,7 +152,7 @@ def test_late_news_of_a_replaced_worker_changes_nothing():
     new.take()
     assert lead.leave(1, 0, finished=False) == []
     assert lead.book.outstanding[1]
-    assert new.push()[0] == ["apply", [[1, 1, 0, 4]]]
+    assert new.push()[0] == ["apply", [[1, 1, 0, 4, 1.0]]]
 
 
 def test_a_push_of_a_replaced_incarnation_is_dropped_and_finishes_nothing():

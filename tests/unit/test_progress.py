@@ -281,17 +281,3 @@ def test_status_numbers() -> None:
 )
 def test_words(said: str, expected: str) -> None:
     assert said == expected
-
-
-@pytest.mark.parametrize(
-    ("mode", "workers", "part"),
-    [
-        ("bsp", 4, "mean of 4 gradients"),
-        ("backup:1", 4, "first 3 of 4"),
-        ("ssp:1", 4, "more than 1 step ahead"),
-        ("asp", 4, "nobody waits"),
-        ("ssp:3", 1, "the one worker"),
-    ],
-)
-def test_mode_in_words(mode: str, workers: int, part: str) -> None:
-    assert part in words.mode_in_words(mode, workers)

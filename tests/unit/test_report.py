@@ -43,6 +43,8 @@ def finished(state: str = "succeeded") -> RunStatus:
             {"epoch": 1, "samples": 1437, "applied": 1405, "refused": 32, "unused": 0},
             {"epoch": 2, "samples": 1437, "applied": 0, "refused": 0, "unused": 0},
         ],
+        mode="ssp:2",
+        rule="every gradient is applied when it arrives; a worker waits while",
         update_s=0.18,
         messages=["worker:1 was killed by signal 9 | replaced"],
     )

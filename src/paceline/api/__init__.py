@@ -1,6 +1,6 @@
 """What users import, and what the command line calls.
 
-* `script.py`  prepare, log, assign, no_sync, rank, world_size, is_main: for scripts with their own loop.
+* `script.py`  prepare, log, assign, run_parameters, rank, …: for scripts with their own loop.
 * `fitting.py` fit and Task: for people who want no loop.
 * `jobs.py`    run_job, resume_run, export_run, inspect_script: what the commands do.
 
@@ -13,7 +13,16 @@ import typing
 if typing.TYPE_CHECKING:
     from paceline.api.fitting import FitResult, Task, fit
     from paceline.api.jobs import export_run, inspect_script, resume_run, run_job
-    from paceline.api.script import assign, is_main, log, no_sync, prepare, rank, world_size
+    from paceline.api.script import (
+        assign,
+        is_main,
+        log,
+        no_sync,
+        prepare,
+        rank,
+        run_parameters,
+        world_size,
+    )
 
 __all__ = [
     "FitResult",
@@ -29,6 +38,7 @@ __all__ = [
     "rank",
     "resume_run",
     "run_job",
+    "run_parameters",
     "world_size",
 ]
 

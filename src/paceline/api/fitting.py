@@ -129,7 +129,8 @@ def _train(task: Task) -> None:
         if batches:
             script.log(loss=total / batches)
             if test is not None:
-                script.log(**_evaluate(task, model, test))
+                with script.run_parameters():
+                    script.log(**_evaluate(task, model, test))
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.control import Controller, RunDirectory
 from paceline.engines import LocalEngine
 from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageError
+from paceline.modes import parse_mode
 from paceline.observe import Progress, RunStatus, write_report
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.storage import checkpoint as checkpoints
@@ -43,6 +44,8 @@ def resume_run(
         UsageError: the run is alive, or was started by fit().
         CheckpointError: there is no checkpoint to go on from.
     """
+    if not parse_mode(overrides.get("mode", "hybrid:asp")).inner:
+        overrides = {"groups": None, **overrides}  # they were the old mode's
     job = dataclasses.replace(run.read_job(), **overrides)
     if job.script is None:
         raise UsageError(f"run {run.id} was started by paceline.fit(); call fit(…, resume={run.id!r}).")
@@ -128,7 +131,7 @@ def inspect_script(plan: Plan) -> ModelFacts:
     job = plan.job
     assert job.script is not None
     reader, writer = os.pipe()
-    command = [sys.executable, "-m", "paceline.worker.inspect", str(job.servers), str(writer)]
+    command = [sys.executable, "-m", "paceline.worker.inspect", str(len(plan.servers)), str(writer)]
     try:
         done = subprocess.run(
             [*command, ",".join(job.optimizers), job.script, *job.args],

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.worker import current_session
 
-__all__ = ["assign", "is_main", "log", "no_sync", "prepare", "rank", "world_size"]
+__all__ = ["assign", "is_main", "log", "no_sync", "prepare", "rank", "run_parameters", "world_size"]
 
 
 def prepare(*objects: Any) -> Any:
@@ -44,6 +44,17 @@ def assign() -> None:
     Call it on every worker at the same point. `model.load_state_dict()` does it by itself.
     """
     current_session().assign()
+
+
+@contextlib.contextmanager
+def run_parameters() -> Iterator[None]:
+    """Within, the model has the run's parameters, as the servers hold them: to evaluate, not to train.
+
+    In modes where workers step by themselves (local, easgd, downpour, …) the model's own are this worker's;
+    in the others nothing changes.
+    """
+    with current_session().run_parameters():
+        yield
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from paceline.cli.plan import plan
 from paceline.cli.resume import resume
 from paceline.cli.run import run
 from paceline.cli.runs import runs
+from paceline.cli.switch import switch
 from paceline.exceptions import PacelineError, PlanError, UsageError
 
 __all__ = ["app", "main"]
@@ -56,6 +57,7 @@ app.command(context_settings=BEFORE_SCRIPT)(plan)
 app.command(context_settings=SPELLING)(runs)
 app.command(context_settings=SPELLING)(logs)
 app.command(context_settings=SPELLING)(resume)
+app.command(context_settings=SPELLING)(switch)
 app.command(context_settings=SPELLING)(export)
 
 

@@ -16,15 +16,25 @@ __all__ = [
     "ARGS",
     "CHECKPOINT_EVERY",
     "CLIP_NORM",
+    "COMPRESS",
+    "COMPRESS_REPLIES",
+    "DAMPING",
     "DEADLINE",
+    "GROUPS",
+    "GUARD",
     "KEEP_CHECKPOINTS",
     "LINK",
     "MAX_RESTARTS",
     "MODE",
     "OPTIMIZERS",
+    "OVERLAP",
+    "PERIOD",
+    "PREFETCH",
     "QUIET",
+    "QUORUM",
     "RUN",
     "RUN_DIR",
+    "SCHEDULE",
     "SCRIPT",
     "SEED",
     "SERVERS",
@@ -41,6 +51,7 @@ __all__ = [
 
 _PROCESSES = "Processes"
 _CONSISTENCY = "Consistency"
+_COMMUNICATION = "Hiding communication"
 _FAULTS = "Faults and checkpoints"
 
 SCRIPT = typer.Argument(help="The Python script to train with.", show_default=False)
@@ -64,6 +75,13 @@ SERVERS = typer.Option(
     help="Processes that hold the parameters.",
     rich_help_panel=_PROCESSES,
 )
+GROUPS = typer.Option(
+    "--groups",
+    metavar="N",
+    help="With --mode hybrid:MODE: groups of workers that all-reduce. [dim]Default: one a host.[/dim]",
+    show_default=False,
+    rich_help_panel=_PROCESSES,
+)
 THREADS = typer.Option(
     "--threads",
     metavar="N",
@@ -77,10 +95,70 @@ LINK = typer.Option(
     help="How gradients and parameters travel.",
     rich_help_panel=_PROCESSES,
 )
+COMPRESS = typer.Option(
+    "--compress",
+    metavar="HOW",
+    help="How gradients are written: fp16, bf16, terngrad, qsgd:B, signsgd, topk:P, dgc:P, sbc:P, "
+    "powersgd:R.",
+    rich_help_panel=_COMMUNICATION,
+)
+COMPRESS_REPLIES = typer.Option(
+    "--compress-replies",
+    help="Compress parameters on their way back, too.",
+    show_default=False,
+    rich_help_panel=_COMMUNICATION,
+)
+OVERLAP = typer.Option(
+    "--overlap",
+    help="Send gradients during backward; wait for parameters module by module.",
+    show_default=False,
+    rich_help_panel=_COMMUNICATION,
+)
+PREFETCH = typer.Option(
+    "--prefetch",
+    metavar="K",
+    help="Await the reply to a push K steps later (modes without rounds).",
+    rich_help_panel=_COMMUNICATION,
+)
 MODE = typer.Option(
     "--mode",
     metavar="MODE",
-    help="Who waits for whom: bsp, backup:B, ssp:S or asp.",
+    help="Who waits for whom: bsp, backup:B, ssp:S, asp; downpour:P,F, easgd:T, eamsgd:T, local:H, diloco:H, "
+    "hogwild, dogwild, allreduce, hybrid:MODE, sandblaster.",
+    rich_help_panel=_CONSISTENCY,
+)
+SCHEDULE = typer.Option(
+    "--schedule",
+    metavar="N=MODE",
+    help="Go on in MODE from the N-th update. Can be repeated.",
+    show_default=False,
+    rich_help_panel=_CONSISTENCY,
+)
+GUARD = typer.Option(
+    "--guard",
+    help="Fall back to a tighter mode when the logged loss diverges and staleness explains it.",
+    show_default=False,
+    rich_help_panel=_CONSISTENCY,
+)
+DAMPING = typer.Option(
+    "--damping",
+    metavar="HOW",
+    help="With asp, ssp: what is done about stale gradients: staleness, dynsgd, dc or gap.",
+    show_default=False,
+    rich_help_panel=_CONSISTENCY,
+)
+PERIOD = typer.Option(
+    "--period",
+    metavar="N",
+    help="With bsp, backup, ssp, asp: local steps between exchanges.",
+    show_default=False,
+    rich_help_panel=_CONSISTENCY,
+)
+QUORUM = typer.Option(
+    "--quorum",
+    metavar="N",
+    help="With asp, ssp: gradients that make one update.",
+    show_default=False,
     rich_help_panel=_CONSISTENCY,
 )
 STALENESS = typer.Option(
@@ -162,6 +240,9 @@ def settings_from(params: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: params[name] for name in names if params.get(name) not in (None, (), [])}
     if params.get("staleness") is not None:
         given["mode"] = _with_staleness(given.get("mode"), params["staleness"])
+    for knob in ("period", "quorum", "damping"):
+        if params.get(knob) is not None:
+            given["mode"] = f"{given.get('mode', Job.mode)}+{knob}={params[knob]}"
     return given
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
+from paceline.modes import in_words
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 
 if TYPE_CHECKING:
@@ -20,10 +21,20 @@ def plan(
     args: Annotated[list[str] | None, options.ARGS] = None,
     workers: Annotated[int, options.WORKERS] = Job.workers,
     servers: Annotated[int, options.SERVERS] = Job.servers,
+    groups: Annotated[int | None, options.GROUPS] = None,
     threads: Annotated[int | None, options.THREADS] = None,
     link: Annotated[str, options.LINK] = Job.link,
     mode: Annotated[str, options.MODE] = Job.mode,
     staleness: Annotated[int | None, options.STALENESS] = None,
+    period: Annotated[int | None, options.PERIOD] = None,
+    quorum: Annotated[int | None, options.QUORUM] = None,
+    damping: Annotated[str | None, options.DAMPING] = None,
+    schedule: Annotated[list[str] | None, options.SCHEDULE] = None,
+    guard: Annotated[bool, options.GUARD] = False,
+    compress: Annotated[str, options.COMPRESS] = Job.compress,
+    compress_replies: Annotated[bool, options.COMPRESS_REPLIES] = False,
+    overlap: Annotated[bool, options.OVERLAP] = False,
+    prefetch: Annotated[int, options.PREFETCH] = Job.prefetch,
     clip_norm: Annotated[float | None, options.CLIP_NORM] = None,
     seed: Annotated[int, options.SEED] = Job.seed,
     optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
@@ -75,21 +86,28 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
     table.add_column()
     shares = [nbytes for _, nbytes in facts.shards]
     rows = {
-        "mode": f"{plan.mode}: {words.mode_in_words(str(plan.mode), job.workers)}",
+        "mode": f"{plan.mode}: {in_words(plan.mode, job.workers)}",
         "model": f"{words.plural(facts.parameters, 'parameter')} "
         f"in {words.plural(facts.tensors, 'tensor')}, {words.size(facts.nbytes)}; "
         f"optimizer {facts.optimizer}",
         "partition": f"{words.plural(facts.slices, 'slice')} "
-        f"on {words.plural(job.servers, 'server')}{_balance(shares)}",
+        f"on {words.plural(len(plan.servers), 'server')}{_balance(shares)}",
         "data": _data(plan, facts),
         "exchange": _exchange(plan, facts),
         "checkpoints": _checkpoints(job),
-        "faults": f"{words.plural(job.max_restarts, 'dead worker')} replaced at most; "
-        f"nobody waits longer than {words.duration(job.deadline_s)}",
+        "faults": f"{_replaced(plan)}; nobody waits longer than {words.duration(job.deadline_s)}",
     }
     for name, text in rows.items():
         table.add_row(name, Text(text))
     return table
+
+
+def _replaced(plan: Plan) -> str:
+    from paceline.observe import words
+
+    if plan.groups:
+        return "a worker's death ends the run"
+    return f"{words.plural(plan.job.max_restarts, 'dead worker')} replaced at most"
 
 
 def _roles(plan: Plan, facts: ModelFacts) -> "Table":
@@ -142,12 +160,27 @@ def _exchange(plan: Plan, facts: ModelFacts) -> str:
     from paceline.observe import words
 
     size = words.size(facts.nbytes)
+    if plan.mode.serverless:
+        how = "through shared memory" if plan.shares_memory else "over TCP (gloo)"
+        return f"{size} of gradients per worker and step, averaged among the workers {how}"
     if plan.in_place:
         return "shared memory, in place: 0 bytes moved per step"
     if plan.shares_memory:
         return f"shared memory: {size} copied per worker and step (parameters; gradients in place)"
-    both = words.size(2 * facts.nbytes)
-    return f"TCP: {both} sent per worker and step ({size} gradients, {size} parameters)"
+    carrier = "TCP" if plan.job.link == "tcp" or not plan.one_host else "unix socket"
+    job, transfer = plan.job, plan.job.transfer
+    if transfer.compresses:
+        replies = "compressed too" if transfer.compress_replies else f"{size}"
+        text = f"{carrier}: {size} of gradients, compressed by {job.compress}, and parameters ({replies})"
+        text += " per worker and step"
+    else:
+        both = words.size(2 * facts.nbytes)
+        text = f"{carrier}: {both} sent per worker and step ({size} gradients, {size} parameters)"
+    if transfer.overlap:
+        text += "; gradients leave during backward"
+    if transfer.prefetch:
+        text += f"; replies awaited {words.plural(transfer.prefetch, 'step')} later"
+    return text
 
 
 def _checkpoints(job: Job) -> str:

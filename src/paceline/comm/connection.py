@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.comm import frames, handshake
 from paceline.comm.frames import Kind, field
+from paceline.comm.impairment import LinkConditions, impaired
 from paceline.exceptions import AuthError, FrameError, LinkError
 
 __all__ = ["Address", "Connection", "Frame", "Listener", "connect", "spin_for"]
@@ -84,6 +85,9 @@ class Connection:
         """Role name of the other side, known after its HELLO."""
         self.local = sock.family == getattr(socket, "AF_UNIX", None)
         """Whether both ends are on one host and can share memory."""
+        self.payload_sent = 0
+        self.payload_received = 0
+        """Bytes of payloads so far; frames themselves and shared memory do not count."""
         self._keys = keys
         self._sent = 0
         self._received = 0
@@ -117,6 +121,7 @@ class Connection:
                 self.sock.sendall(head)
             for view in payload:
                 self.sock.sendall(view)
+            self.payload_sent += size
         except TimeoutError:
             raise LinkError(f"{self.peer} does not read what is sent to it") from None
         except OSError as error:
@@ -137,6 +142,7 @@ class Connection:
             self.sock.sendall(head)
             for view in payload:
                 self.sock.sendall(view)
+                self.payload_sent += view.nbytes
                 size -= view.nbytes
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
@@ -182,11 +188,18 @@ class Connection:
 
     def read_into(self, views: Sequence[memoryview]) -> None:
         """Read the payload of the last frame into `views`; their sizes must add up to it."""
+        for _ in self.read_each(views):
+            pass
+
+    def read_each(self, views: Sequence[memoryview]) -> Iterator[int]:
+        """As `read_into`, giving the position of each view when it is full. To be used to the end."""
         room = sum(view.nbytes for view in views)
         if room != self._unread:
             raise FrameError(f"a payload of {self._unread:,} bytes from {self.peer}, expected {room:,}")
-        for view in views:
+        for position, view in enumerate(views):
             self._fill(view)
+            yield position
+        self.payload_received += room
         self._unread = 0
 
     def read_blob(self, frame: Frame, limit: int) -> bytes:
@@ -314,20 +327,28 @@ def accept(sock: socket.socket, secret: bytes) -> Connection:
         raise AuthError(f"the connection broke while authenticating: {error}") from error
 
 
-def connect(address: Address, secret: bytes, *, peer: str, link: str = "auto") -> Connection:
+def connect(
+    address: Address,
+    secret: bytes,
+    *,
+    peer: str,
+    link: str = "auto",
+    conditions: LinkConditions | None = None,
+) -> Connection:
     """Connect to a Listener and authenticate both ways.
 
     Args:
         peer: role name of the other side, for messages.
         link: "auto" meets on the unix name if it can and uses TCP otherwise; "tcp" and "shm" force
             one.
+        conditions: of a worse link to emulate (`paceline.testing.slow_links`), which is a TCP link.
 
     Raises:
         LinkError: nobody listens there.
         AuthError: who listens there does not know the secret, or is silent.
     """
     sock = None
-    if link != "tcp":
+    if link != "tcp" and conditions is None:
         try:
             sock = _connect_on_host(address.unix)
         except OSError as error:
@@ -340,6 +361,8 @@ def connect(address: Address, secret: bytes, *, peer: str, link: str = "auto") -
             sock = socket.create_connection((address.host, address.port), timeout=HANDSHAKE_S)
         connection = Connection(sock, handshake.initiate(sock, secret, within_s=HANDSHAKE_S))
         _tune(sock)
+        if conditions is not None:
+            connection.sock = impaired(sock, conditions)
     except OSError as error:
         if sock is not None:
             sock.close()

@@ -70,6 +70,9 @@ class Kind(IntEnum):
     CHECKPOINT = 21  # controller → lead: save now
     STOP = 22  # controller → role: end now
     PULL = 23  # worker → server: fresh parameters without a push (after a rest)
+    SLICE = 24  # worker → server: a slice of the gradient that the next PUSH announces
+    SWITCH = 25  # controller → lead: go on in another mode
+    MEET = 26  # worker ↔ worker: members of a group tell each other what they do
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -80,6 +83,7 @@ _BODY_LIMIT = {
     Kind.ADOPT: _LARGE,
     Kind.ADOPTED: _LARGE,
     Kind.STATE: _LARGE,
+    Kind.MEET: 4 << 20,
 }
 _WITH_PAYLOAD = frozenset(
     [
@@ -92,9 +96,10 @@ _WITH_PAYLOAD = frozenset(
         Kind.ASSIGN,
         Kind.STATE,
         Kind.SAVED,
+        Kind.SLICE,
     ]
 )
-WITH_DESCRIPTORS = frozenset([Kind.ADOPT, Kind.ADOPTED, Kind.ATTACH])
+WITH_DESCRIPTORS = frozenset([Kind.ADOPT, Kind.ADOPTED, Kind.ATTACH, Kind.MEET])
 """Kinds that may bring a file descriptor along."""
 
 

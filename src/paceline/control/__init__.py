@@ -3,10 +3,20 @@
 * `machine.py`    RunMachine: the life of a run, pure: what happened in, decisions out.
 * `controller.py` Controller: carries the decisions out, with an engine and the run's connections.
 * `rundir.py`     RunDirectory: where a run keeps what it is and what it did.
+* `requests.py`   Requests: what a command asks of a run that is going on, and the answer.
 """
 
 from paceline.control.controller import Controller
 from paceline.control.machine import RunMachine, RunState
+from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory, find_run, list_runs
 
-__all__ = ["Controller", "RunDirectory", "RunMachine", "RunState", "find_run", "list_runs"]
+__all__ = [
+    "Controller",
+    "Requests",
+    "RunDirectory",
+    "RunMachine",
+    "RunState",
+    "find_run",
+    "list_runs",
+]

@@ -26,9 +26,11 @@ from paceline.control.machine import (
     Save,
     WaitForCause,
 )
+from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.engines import Engine, RoleSpec
-from paceline.exceptions import FrameError, LinkError, RoleFailed
+from paceline.exceptions import FrameError, LinkError, RoleFailed, UsageError
+from paceline.modes import Guard, ModeSpec, in_words, parse_mode
 from paceline.observe import FAILURE_MARK, RunStatus, WorkerStatus
 from paceline.plan import Plan
 from paceline.storage.checkpoint import load
@@ -39,6 +41,9 @@ _TICK_S = 0.1
 _CAUSE_S = 1.0
 _SAVE_S = 2.5
 _EXIT_S = 1.5
+_LOOK_S = 0.2
+_GUARD = "guard"
+"""Names the guard's own request to switch."""
 
 
 class Controller:
@@ -68,7 +73,12 @@ class Controller:
         self._watch = watch
         self._secret = new_secret()
         self._hub = Hub(self, Listener(tcp=False), self._secret, patience_s=job.deadline_s)
-        self._machine = RunMachine(servers=job.servers, workers=job.workers, max_restarts=job.max_restarts)
+        self._machine = RunMachine(
+            servers=len(plan.servers),
+            workers=job.workers,
+            max_restarts=job.max_restarts,
+            groups=plan.groups,
+        )
         self._links: dict[str, Connection] = {}
         self._addresses: dict[int, dict[str, Any]] = {}
         self._announced = False
@@ -79,6 +89,11 @@ class Controller:
         self._shown = 0.0
         self._written = 0.0
         self._output = _Tail(run.log_path("worker", 0))
+        self._requests = Requests(run.path)
+        self._looked = 0.0
+        self._switching: dict[str, ModeSpec] = {}
+        self._guard = Guard() if job.guard else None
+        self._set_mode(plan.mode)
         self.status.checkpoints = _checkpoint_names(run)
         if resume is not None:
             lead = load(resume).meta["lead"]
@@ -118,6 +133,10 @@ class Controller:
         if self._save_due is not None and now > self._save_due:
             self._save_due = None
             self._do(self._machine.saved(f"not written within {_SAVE_S:g} s"))
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            for name, body in self._requests.pending().items():
+                self._on_request(name, body)
         self._tell()
 
     # --- decisions --------------------------------------------------------------------------------
@@ -143,22 +162,24 @@ class Controller:
         threads = next(r.threads for r in self.plan.roles if (r.role, r.rank) == (role, rank))
         common = {
             "rank": rank,
-            "servers": job.servers,
+            "servers": len(self.plan.servers),
             "workers": job.workers,
+            "groups": [list(group) for group in self.plan.groups],
             "deadline_s": job.deadline_s,
+            "mode": job.mode,
             "optimizers": list(job.optimizers),
             "threads": threads,
         }
         if role == "server":
             config = {
                 **common,
-                "mode": job.mode,
                 "worker_threads": sum(role.threads for role in self.plan.workers),
                 "run_dir": str(self.run_dir.path),
                 "checkpoint_every": job.checkpoint_every,
                 "keep_checkpoints": job.keep_checkpoints,
                 "resume": None if self._resume is None else str(self._resume),
                 "clip_norm": job.clip_norm,
+                "schedule": list(job.schedule),
                 "import_from": _directory_of(job.script) if job.optimizers else None,
             }
         else:
@@ -167,6 +188,10 @@ class Controller:
                 "incarnation": incarnation,
                 "link": job.link,
                 "seed": job.seed,
+                "compress": job.compress,
+                "compress_replies": job.compress_replies,
+                "overlap": job.overlap,
+                "prefetch": job.prefetch,
                 "script": None if job.script is None else str(Path(job.script).resolve()),
                 "args": list(job.args),
             }
@@ -287,11 +312,16 @@ class Controller:
             worker.clock = int(body.get("clock", worker.clock))
             worker.step_s = float(body.get("step_s", worker.step_s))
             worker.wait_s = float(body.get("wait_s", worker.wait_s))
+            worker.bytes_out = int(body.get("bytes_out", worker.bytes_out))
+            worker.bytes_in = int(body.get("bytes_in", worker.bytes_in))
             if "log" in body:
                 values = {str(k): float(v) for k, v in body["log"].items()}
                 worker.metrics.update(values)
                 event = {"kind": "metrics", "worker": rank, "clock": worker.clock}
                 self._record({**event, "metrics": body["log"]})
+                if self._guard is not None and "loss" in values:
+                    self._guard.loss(values["loss"])
+                    self._consult(self._guard)
             return
         if "checkpoint" in body:
             self._on_saved(body)
@@ -299,6 +329,14 @@ class Controller:
         if "note" in body:
             self._note(str(body["note"]))
             return
+        if "mode" in body:
+            self._on_mode(str(body["mode"]), int(body["version"]))
+            return
+        if "refused_switch" in body:
+            self._answer(str(body["request"]), {"refused": body["refused_switch"]})
+            return
+        if self._guard is not None:
+            self._feed_guard(self._guard, body)
         for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
             setattr(status, name, int(body[name]))
         status.update_s = float(body["update_s"])
@@ -310,6 +348,80 @@ class Controller:
             # A checkpoint of more workers may have clocks of ranks that this run has not.
             if (known := status.workers.get(int(worker_rank))) is not None:
                 known.clock = max(known.clock, int(clock))
+
+    # --- the mode ---------------------------------------------------------------------------------
+
+    def _on_request(self, name: str, body: dict[str, Any]) -> None:
+        if body.get("kind") != "switch":
+            self._answer(name, {"refused": f"a request of kind {body.get('kind')!r} is unknown here"})
+            return
+        try:
+            self._switch(name, parse_mode(str(body.get("mode"))))
+        except UsageError as error:
+            self._answer(name, {"refused": str(error)})
+
+    def _switch(self, request: str, mode: ModeSpec) -> None:
+        """Have the lead server go on in another mode. UsageError if this run cannot."""
+        present, job = parse_mode(self.status.mode), self.plan.job
+        if reason := present.carries(mode):
+            raise UsageError(reason)
+        mode.check(job.workers)
+        job.transfer.check(mode)
+        if job.clip_norm is not None and mode.name != "bsp":
+            raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
+        link = self._links.get("server:0")
+        if link is None or self._machine.state is not RunState.RUNNING:
+            raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
+        if mode == present:
+            self._answer(request, {"mode": str(mode), "version": self.status.version})
+            return
+        self._switching[request] = mode
+        with contextlib.suppress(LinkError):
+            link.send(Kind.SWITCH, {"mode": str(mode), "request": request})
+
+    def _on_mode(self, text: str, version: int) -> None:
+        self._set_mode(parse_mode(text))
+        self._note(f"from update {version} on in mode {text}")
+        with self._going_on_without_disk():
+            self.run_dir.record_mode(text)
+        for request, mode in list(self._switching.items()):
+            if str(mode) == text:
+                self._answer(request, {"mode": text, "version": version})
+
+    def _set_mode(self, mode: ModeSpec) -> None:
+        self.status.mode = str(mode)
+        self.status.rule = in_words(mode, self.plan.job.workers)
+
+    def _answer(self, request: str, body: dict[str, Any]) -> None:
+        self._switching.pop(request, None)
+        if request == _GUARD:
+            return
+        with self._going_on_without_disk():
+            self._requests.answer(request, body)
+
+    def _feed_guard(self, guard: Guard, body: dict[str, Any]) -> None:
+        """What happened since the lead's last report."""
+        before = self.status
+        counts = {int(staleness): int(count) for staleness, count in body["staleness"].items()}
+        new = {each: count - before.staleness.get(each, 0) for each, count in counts.items()}
+        guard.pushes(
+            {each: count for each, count in new.items() if count > 0},
+            refused=max(0, int(body["refused"]) - before.refused),
+        )
+        self._consult(guard)
+
+    def _consult(self, guard: Guard) -> None:
+        if self._machine.state is not RunState.RUNNING or _GUARD in self._switching:
+            return
+        decision = guard.verdict(parse_mode(self.status.mode))
+        if decision is None:
+            return
+        self._note(f"guard: {decision.reason}")
+        if decision.mode is not None:
+            try:
+                self._switch(_GUARD, decision.mode)
+            except UsageError as error:
+                self._note(f"guard: the run cannot be switched to {decision.mode}: {error}")
 
     def _on_saved(self, body: dict[str, Any]) -> None:
         path, reason = body["checkpoint"], body.get("reason")

@@ -6,6 +6,7 @@
 No processes, sockets or time: the controller carries out what is decided here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from signal import Signals
@@ -83,7 +84,14 @@ Decision = Launch | Announce | Save | WaitForCause | Note | End
 class RunMachine:
     """Decides what a run does next. Each event returns the decisions it causes, in order."""
 
-    def __init__(self, *, servers: int, workers: int, max_restarts: int) -> None:
+    def __init__(
+        self,
+        *,
+        servers: int,
+        workers: int,
+        max_restarts: int,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.state = RunState.PENDING
         self.error: tuple[str, str, str] | None = None
         """Role, message, traceback of the first error."""
@@ -92,6 +100,7 @@ class RunMachine:
         self.finished: set[int] = set()
         self._servers = servers
         self._max_restarts = max_restarts
+        self._groups = groups
         self._ready: set[int] = set()
         # Errors that are probably not the first: message and traceback by role, in order.
         self._suspects: dict[str, tuple[str, str]] = {}
@@ -148,6 +157,16 @@ class RunMachine:
             # It says what went wrong before it exits; that report counts, and may be on its way.
             self._suspects.setdefault(name, (f"{how} without saying why; look at its log.", ""))
             return [WaitForCause()]
+        if self._groups:
+            mates = next(group for group in self._groups if rank in group)
+            group = ", ".join(f"worker:{mate}" for mate in mates)
+            return self._fail(
+                name,
+                f"{how}. {_guess(signal)} Its group ({group}) cannot go on without it: groups are not formed "
+                "anew yet. `paceline resume` goes on from the last checkpoint if there is one "
+                "(--checkpoint-every writes them).",
+                "",
+            )
         used = sum(self.restarts.values())
         if used >= self._max_restarts:
             before = f" after {used} restart{'s' * (used > 1)}" if used else ""

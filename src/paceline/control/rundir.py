@@ -180,6 +180,11 @@ class RunDirectory:
         self._write_record(record | _asked(job, plan, command))
         self.write_status(RunStatus(run_id=self.id, run_dir=str(self.path)).to_json())
 
+    def record_mode(self, mode: str) -> None:
+        """The run was switched: a resume goes on in this mode, without what was scheduled before it."""
+        record = self.record()
+        self._write_record(record | {"job": {**record["job"], "mode": mode}})
+
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json, adding whose process this is. Raises OSError (a full disk)."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}

@@ -113,11 +113,16 @@ def _outcome(status: RunStatus) -> str:
     return text
 
 
+def _mode(status: RunStatus, asked: str) -> str:
+    rule = f" ({status.rule})" if status.rule else ""
+    return f"{asked}, at the end {status.mode}{rule}" if status.mode not in ("", asked) else f"{asked}{rule}"
+
+
 def _setting(status: RunStatus, job: Mapping[str, Any], mode: str, workers: int) -> str:
     return _table(
         ("setting", "value"),
         [
-            ("mode", f"{mode} ({words.mode_in_words(mode, workers)})"),
+            ("mode", _mode(status, mode)),
             ("workers", workers),
             ("servers", job.get("servers", "?")),
             ("parameters", words.count(status.parameters)),

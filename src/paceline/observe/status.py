@@ -26,6 +26,9 @@ class WorkerStatus:
     """Seconds spent computing since it started."""
     wait_s: float = 0.0
     """Seconds spent waiting for parameters since it started."""
+    bytes_out: int = 0
+    bytes_in: int = 0
+    """Gradients and parameters that its links carried; shared memory carries none."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the script reported last."""
     restarts: int = 0
@@ -57,6 +60,10 @@ class RunStatus:
     """Since this start of the run; a resumed run begins again at 0."""
     startup_s: float = 0.0
     """The part of it before the workers began to train: it is no part of the throughput."""
+    mode: str = ""
+    """The one that it is in now: a run can be switched."""
+    rule: str = ""
+    """What that mode means, in words."""
     version: int = 0
     """Updates applied."""
     epoch: int = 0

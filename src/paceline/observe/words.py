@@ -8,7 +8,6 @@ __all__ = [
     "count",
     "duration",
     "metric",
-    "mode_in_words",
     "percent",
     "plural",
     "progress",
@@ -72,34 +71,6 @@ def ago(seconds: float) -> str:
             number = int(seconds // length)
             return plural(number, unit) if unit == "day" else f"{number} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def mode_in_words(mode: str, workers: int) -> str:
-    """Who waits for whom in a mode.
-
-    Args:
-        mode: In the form `str(ModeSpec)` gives: `bsp`, `backup:1`, `ssp:2`, `asp`.
-        workers: How many there are.
-    """
-    name, _, number = mode.partition(":")
-    if workers == 1:
-        return "the one worker waits for nobody: every gradient is one update"
-    match name:
-        case "bsp":
-            return f"all wait for all: one update is the mean of {workers} gradients"
-        case "backup":
-            quorum = workers - int(number)
-            return (
-                f"one update is the mean of the first {quorum} of {workers} gradients; "
-                "those that come later are dropped"
-            )
-        case "ssp":
-            return (
-                "every gradient is applied when it arrives; a worker waits while it is more than "
-                f"{plural(int(number), 'step')} ahead of the slowest"
-            )
-        case _:
-            return "nobody waits: every gradient is applied when it arrives"
 
 
 def progress(status: RunStatus) -> str:

@@ -262,6 +262,16 @@ class Layout:
         size = ITEM_BYTES[t.dtype]
         return t.offset + segment.start * size, t.offset + segment.stop * size
 
+    def extents(self, piece: Slice) -> list[tuple[int, int, TensorInfo | None]]:
+        """Where each segment of a slice lies in it, in elements, and its tensor if it is all of one."""
+        found = []
+        for g in piece.segments:
+            t = self.tensors[g.tensor]
+            start = (self.byte_of(g)[0] - piece.start) // ITEM_BYTES[t.dtype]
+            count = g.stop - g.start
+            found.append((start, start + count, t if count == t.numel else None))
+        return found
+
 
 def partition(layout: Layout, servers: int) -> tuple[tuple[Slice, ...], ...]:
     """Deal slices to servers, balanced by bytes: largest first, always to the emptiest server."""

@@ -20,7 +20,8 @@ _ELEMENT_WISE = frozenset(
 )
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times a step and mixes all parameters in one history; "
-    "train with it alone, or choose an element-wise optimizer",
+    "use mode sandblaster, which is L-BFGS on the servers, train with it alone, or choose an element-wise "
+    "optimizer",
     "SparseAdam": "it needs sparse gradients, and the parameter space is dense; use Adam",
 }
 _HIDDEN = frozenset(["params", "param_names"])

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from paceline.comm.compression import parse_compression
+from paceline.comm.transfer import Transfer
 from paceline.exceptions import UsageError
-from paceline.modes import parse_mode
+from paceline.modes import parse_mode, parse_schedule
 
 __all__ = ["LINKS", "Job"]
 
@@ -41,13 +43,38 @@ class Job:
     servers: int = 1
     """How many processes hold the parameters. On one machine one is enough: it uses every core."""
 
+    groups: int | None = None
+    """Mode `hybrid:…`: into how many groups of consecutive ranks the workers are dealt, as evenly as can be.
+    None makes one group a host."""
+
     mode: str = "bsp"
-    """Who waits for whom: `bsp`, `backup:B`, `ssp:S` or `asp`. Kept in this form, so `"-1"` (asp in
-    Angel and Hetu) reads back as `"asp"`."""
+    """Who waits for whom: `bsp`, `backup:B`, `ssp:S`, `asp`, … (docs/modes.md). Kept in this form, so `"-1"`
+    (asp in Angel and Hetu) reads back as `"asp"`."""
+
+    schedule: tuple[str, ...] = ()
+    """Modes that the run goes through by itself: `500=ssp:4` goes on in ssp:4 from the 500th update."""
+
+    guard: bool = False
+    """Fall back to a tighter mode when the loss that the script logs diverges and staleness explains it."""
 
     link: str = "auto"
     """How gradients and parameters travel: `shm` (shared memory), `tcp`, or `auto`, which is shared
     memory on one host and TCP otherwise."""
+
+    compress: str = "none"
+    """How gradients are written for the way to the servers: `fp16`, `bf16`, `terngrad`, `qsgd:B`, `signsgd`,
+    `topk:P`, `dgc:P`, `sbc:P` or `powersgd:R`. For slow networks; on one host it only costs time."""
+
+    compress_replies: bool = False
+    """Compress parameters on their way back in the same way, as differences to what the worker has."""
+
+    overlap: bool = False
+    """Send gradients during backward, and let each module wait for its own parameters in the next forward.
+    The results are the same. For links that take long enough to be worth hiding."""
+
+    prefetch: int = 0
+    """Await the reply to a push so many steps later (modes without rounds). Raise it until the reported
+    idleness is low; it adds about as much staleness."""
 
     seed: int = 0
     """Of the order of the samples in each epoch."""
@@ -82,10 +109,13 @@ class Job:
         # Lists come from JSON, YAML and typer.
         object.__setattr__(self, "args", _strings("args", self.args))
         object.__setattr__(self, "optimizers", _strings("optimizers", self.optimizers))
+        object.__setattr__(self, "schedule", _strings("schedule", self.schedule))
         _check_text("script", self.script)
         _check_text("run_dir", self.run_dir)
         _check_count("workers", self.workers, 1, "a run needs somebody to compute gradients")
         _check_count("servers", self.servers, 1, "a run needs somebody to hold the parameters")
+        if self.groups is not None:
+            _check_count("groups", self.groups, 1, "leave it out for one group a host")
         _check_count("seed", self.seed, 0, "any whole number from 0 to 2**63 - 1 will do")
         if self.seed >= 2**63:
             raise UsageError(f"seed={self.seed} is too large: give a number below 2**63")
@@ -97,7 +127,18 @@ class Job:
         _check_positive("deadline_s", self.deadline_s, "seconds to wait before giving up")
         if self.clip_norm is not None:
             _check_positive("clip_norm", self.clip_norm, "leave it out to clip nothing")
-        object.__setattr__(self, "mode", str(parse_mode(self.mode)))
+        mode = parse_mode(self.mode)
+        object.__setattr__(self, "mode", str(mode))
+        turns = parse_schedule(mode, self.schedule).turns
+        object.__setattr__(self, "schedule", tuple(f"{version}={turn}" for version, turn in turns))
+        if not isinstance(self.guard, bool):
+            raise UsageError(f"guard={self.guard!r} is neither True nor False")
+        object.__setattr__(self, "compress", str(parse_compression(self.compress)))
+        for name in ("compress_replies", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name}={getattr(self, name)!r} is neither True nor False")
+        _check_count("prefetch", self.prefetch, 0, "0 waits for every reply")
+        _ = self.transfer
         if self.link not in LINKS:
             raise UsageError(f"link={self.link!r}: there is no such link. Valid: {', '.join(LINKS)}")
         for name in self.optimizers:
@@ -114,10 +155,20 @@ class Job:
             return "fit"
         return re.split(r"[/\\]", self.script)[-1].removesuffix(".py") or "script"
 
+    @property
+    def transfer(self) -> Transfer:
+        """How payloads travel."""
+        return Transfer(
+            compress=parse_compression(self.compress),
+            compress_replies=self.compress_replies,
+            overlap=self.overlap,
+            prefetch=self.prefetch,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """As plain data, which `from_json` reads back."""
         data = dataclasses.asdict(self)
-        return data | {"args": list(self.args), "optimizers": list(self.optimizers)}
+        return data | {name: list(data[name]) for name in ("args", "optimizers", "schedule")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -1,12 +1,13 @@
 """What a job becomes before anything starts: which roles, where, with how many threads."""
 
+import itertools
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.exceptions import PlanError, UsageError
-from paceline.modes import ModeSpec, parse_mode
+from paceline.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.plan.job import Job
 
 __all__ = ["ModelFacts", "Plan", "RolePlan", "make_plan"]
@@ -35,6 +36,8 @@ class Plan:
     roles: tuple[RolePlan, ...]
     """Servers first, then workers, each in rank order."""
     mode: ModeSpec
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Ranks of the workers that all-reduce among themselves, in the modes that have groups."""
     warnings: tuple[str, ...] = ()
     """What will work but is probably not what the user wants; for people, one line each."""
 
@@ -56,8 +59,12 @@ class Plan:
     @property
     def shares_memory(self) -> bool:
         """Whether gradients and parameters travel through shared memory."""
-        one_host = len({role.host for role in self.roles}) == 1
-        return self.job.link != "tcp" and one_host
+        return self.one_host and self.job.link != "tcp" and not self.job.transfer.inline
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all roles are on one host."""
+        return len({role.host for role in self.roles}) == 1
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for run.json."""
@@ -65,6 +72,7 @@ class Plan:
             "job": self.job.to_json(),
             "roles": [asdict(role) for role in self.roles],
             "mode": str(self.mode),
+            "groups": [list(group) for group in self.groups],
             "warnings": list(self.warnings),
         }
 
@@ -103,21 +111,70 @@ def make_plan(job: Job) -> Plan:
         PlanError: the script cannot be run here.
     """
     mode = parse_mode(job.mode)
-    mode.check(job.workers)
-    if job.clip_norm is not None and mode.name != "bsp":
+    schedule = parse_schedule(mode, job.schedule)
+    schedule.check(job.workers)
+    if job.guard and not mode.switchable:
+        raise UsageError(
+            f"guard falls back to a tighter mode, and a run in {mode} cannot be switched; leave guard out, or "
+            "use asp, ssp or backup"
+        )
+    if job.clip_norm is not None and (mode.name != "bsp" or job.schedule):
         raise UsageError(
             f"clip_norm={job.clip_norm:g} clips the average of all workers' gradients, which only "
             f"bsp has; got mode={mode}. Use mode bsp, or leave clip_norm out and call "
             "torch.nn.utils.clip_grad_norm_ in the script, which clips each worker's own gradient"
         )
+    for each in (mode, *(turn for _, turn in schedule.turns)):
+        job.transfer.check(each)
+    if job.link == "shm" and job.transfer.inline:
+        raise UsageError(
+            "link=shm shares memory, where nothing travels that could be compressed or hidden: leave out "
+            "compress, overlap and prefetch, or use link auto or tcp"
+        )
     if job.script is not None:
         _check_script(job.script)
+    groups = _groups(job, mode)
     cores = _cores()
     # The workers wait while the servers update, and the other way round: both may have every core.
-    servers = [RolePlan(role="server", rank=rank, threads=cores) for rank in range(job.servers)]
+    count = 1 if mode.serverless else job.servers
+    servers = [RolePlan(role="server", rank=rank, threads=cores) for rank in range(count)]
     threads = job.threads or max(1, cores // job.workers)
     workers = [RolePlan(role="worker", rank=rank, threads=threads) for rank in range(job.workers)]
-    return Plan(job=job, roles=(*servers, *workers), mode=mode, warnings=_warnings(job, cores))
+    return Plan(
+        job=job,
+        roles=(*servers, *workers),
+        mode=mode,
+        groups=groups,
+        warnings=_warnings(job, mode, cores),
+    )
+
+
+def _groups(job: Job, mode: ModeSpec) -> tuple[tuple[int, ...], ...]:
+    """The groups that the workers are dealt to."""
+    if job.groups is not None and mode.inner is None:
+        reason = (
+            "is one group of all workers; for several, with a mode between them, use mode hybrid:MODE"
+            if mode.serverless
+            else "has none; use mode hybrid:MODE, in which workers all-reduce in groups and MODE runs between "
+            "the groups"
+        )
+        raise UsageError(f"groups={job.groups}: mode {mode} {reason}, or leave groups out")
+    if not mode.grouped:
+        return ()
+    count = job.groups or 1  # one a host, and all roles are on one
+    if count > job.workers:
+        raise UsageError(
+            f"groups={count} for workers={job.workers}: every group needs at least one worker; add workers "
+            f"or use groups={job.workers} or less"
+        )
+    if mode.inner is not None:
+        try:
+            mode.inner.check(count)
+        except UsageError as error:
+            raise UsageError(f"mode {mode} runs {mode.inner} between groups={count}: {error}") from None
+    each, extra = divmod(job.workers, count)
+    ends = [each * g + min(g, extra) for g in range(count + 1)]
+    return tuple(tuple(range(a, b)) for a, b in itertools.pairwise(ends))
 
 
 def _check_script(script: str) -> None:
@@ -152,9 +209,14 @@ def _suggestion(paths: list[Path]) -> str:
     return f". Did you mean {' or '.join(map(str, paths[:3]))}?" if paths else ""
 
 
-def _warnings(job: Job, cores: int) -> tuple[str, ...]:
+def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
     found = []
-    if job.servers > cores:
+    if mode.serverless and job.servers > 1:
+        found.append(
+            f"mode {mode} does not use parameter servers: --servers {job.servers} is ignored; one process "
+            "keeps leases and checkpoints"
+        )
+    elif job.servers > cores:
         found.append(
             f"servers={job.servers} share {cores} cores; one server already uses every core, so on "
             "one machine more servers than cores only cost memory and messages"
@@ -163,6 +225,11 @@ def _warnings(job: Job, cores: int) -> tuple[str, ...]:
         found.append(
             f"threads={job.threads} per worker, but this machine has {cores} cores for us; "
             "threads that share a core slow each other down"
+        )
+    if mode.grouped and job.max_restarts not in (0, Job.max_restarts):
+        found.append(
+            f"mode {mode} does not replace dead workers: --max-restarts {job.max_restarts} is ignored; "
+            "groups are not formed anew yet, so a worker's death ends the run"
         )
     return tuple(found)
 

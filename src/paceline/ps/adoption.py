@@ -13,9 +13,10 @@ from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError
+from paceline.modes import ModeSpec
 from paceline.params import Layout, OptimizerSpec
 from paceline.ps.peers import MAX_STATE_BYTES
-from paceline.ps.saving import read_blob, worker_state
+from paceline.ps.saving import optimizer_state, ran_on_workers, read_blob, worker_state
 from paceline.storage.checkpoint import Checkpoint
 
 __all__ = ["Adoption", "Offer"]
@@ -50,10 +51,12 @@ class Adoption:
 
     Args:
         checkpoint: what a resumed run goes on from.
+        mode: of the run.
     """
 
-    def __init__(self, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, checkpoint: Checkpoint | None, mode: ModeSpec) -> None:
         self.checkpoint = checkpoint
+        self._mode = mode
         self.model: Offer | None = None
         """The offer that the run adopted."""
         self.extras: dict[str, Tensor] = {}
@@ -107,11 +110,12 @@ class Adoption:
         self.model = first
         return region
 
-    def answer(self, region: Region, *, epoch: int, in_place: bool, first: bool) -> None:
+    def answer(self, region: Region, *, epoch: int, mode: str, share: bool, first: bool) -> None:
         """Tell all who wait what to start from.
 
         Args:
-            region: the parameters' memory; workers on this host get it when they read `in_place`.
+            region: the parameters' memory; workers on this host get it if they may `share` it.
+            mode: the one that the run is in now.
             first: training has not begun; who comes later replaces somebody, and where a checkpoint was
                 is not where the run is.
         """
@@ -120,10 +124,9 @@ class Adoption:
         for rank, offer in sorted(waiting.items()):
             try:
                 self._check(rank, offer)
-                body = {"epoch": epoch, "resumed": first and self.checkpoint is not None}
+                body = {"epoch": epoch, "mode": mode, "resumed": first and self.checkpoint is not None}
                 blob = save(self._start_of(rank))
-                share = offer.connection.local and in_place
-                fds = [region.fd] if share else ()
+                fds = [region.fd] if offer.connection.local and share else ()
                 offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)], fds)
             except LayoutMismatch as error:
                 refuse(offer.connection, error)
@@ -147,7 +150,11 @@ class Adoption:
             shared = mine or first
             for saved in (first, shared):
                 start.update({k[7:]: v for k, v in saved.items() if k.startswith("buffer:")})
-            start.update({k: v for k, v in mine.items() if k.startswith("rng:")})
+            own = ("rng:", "inner:", "stepper:", "encoder:")
+            start.update({k: v for k, v in mine.items() if k.startswith(own)})
+            if self._mode.serverless or ran_on_workers(self.checkpoint):
+                state = optimizer_state(self.checkpoint)  # one for all, wherever it was
+                start.update({f"inner:{k}": v for k, v in state.items()})
             start.update({k: v for k, v in shared.items() if k.startswith("user:")})
         return {k: v.contiguous() for k, v in start.items()}
 

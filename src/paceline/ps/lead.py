@@ -6,10 +6,13 @@ cut, and a lease is finished in the same breath as the update computed from it i
 
 No sockets, no torch, no clock: tests drive it directly.
 
-Steps: ["apply", [[worker, incarnation, sequence, weight], …]]   ["reduce", […the same]]
-       ["commit", scale]   ["admit", worker, version]   ["drop", worker, incarnation, sequence]
+Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["reduce", […the same]]
+       ["hold", worker, incarnation, sequence]
+       ["commit", scale]   ["drop", worker, incarnation, sequence]
+       ["admit", worker, version]   (with "pulled" behind: it asked for parameters, and pushed nothing)
        ["assign", worker, incarnation, sequence]   ["left", worker, incarnation]
-       ["checkpoint", version, directory]   (added by the server)
+       ["mode", text]   ["checkpoint", version, directory]   (the latter added by the server)
+       sandblaster: ["add", […as in apply]]   ["ask", operations]   ["vectors", operations, those to keep]
 """
 
 from collections import Counter
@@ -19,7 +22,10 @@ from typing import Any
 
 from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import PacelineError
-from paceline.modes import Admit, Apply, Drop, Instruction, ModeSpec, PushId
+from paceline.modes import Admit, Apply, Drop, Epochs, Hold, Instruction, ModeSpec, PushId, Schedule
+from paceline.modes.lbfgs import Answer, Lbfgs
+from paceline.ps.descent import Descent
+from paceline.ps.rows import Rows
 
 __all__ = ["EarlyExit", "Lead", "Push", "Steps"]
 
@@ -71,17 +77,32 @@ class Lead:
 
     Args:
         clip_norm: bound on the norm of the averaged gradient (bsp only).
+        schedule: modes that the run goes through by itself.
+        groups: workers that all-reduce among themselves, in the modes that have groups.
     """
 
-    def __init__(self, mode: ModeSpec, *, clip_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        mode: ModeSpec,
+        *,
+        clip_norm: float | None = None,
+        schedule: Schedule | None = None,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.mode = mode
+        self._schedule = schedule or Schedule(mode)
+        self._scheduled = 0
+        self._next_mode: ModeSpec | None = None
         self.machine = mode.machine()
         self.book: LeaseBook | None = None
+        self.descent = Descent(Lbfgs(history=mode.history)) if mode.by_epoch else None
+        """Sandblaster's minimisation: whoever knows the script's settings puts another one here."""
         self.totals = Totals()
         self.applied: list[Applied] = []
         """Records since the server last took them."""
         self._clip_norm = clip_norm
         self._pushes: dict[PushId, Push] = {}
+        self._held: set[PushId] = set()
         self._parked: dict[int, int] = {}
         self._streamed = 0
         self._assigns: dict[int, PushId] = {}
@@ -89,14 +110,36 @@ class Lead:
         self._finished: dict[int, tuple[int, int]] = {}
         self._entered: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
+        # Workers in groups: the root of each stands for it in the machine and in the book.
+        self._rows = {worker: rows for rows in map(Rows, groups) for worker in rows.members}
+
+    def speaks(self, worker: int) -> bool:
+        """Whether it stands for itself, or for its group, in the mode and in the leases."""
+        return self.root_of(worker) == worker
+
+    def root_of(self, worker: int) -> int:
+        """Who speaks for a worker: the root of its group, or itself."""
+        return self._rows[worker].root if worker in self._rows else worker
 
     @property
     def version(self) -> int:
         return self.machine.version
 
+    def switch(self, mode: ModeSpec) -> Steps:
+        """Go on in another mode, now or, where workers read the servers' memory, after this round."""
+        self._next_mode = mode
+        return self._steps([])
+
     @property
     def epoch(self) -> int:
-        return self.book.epoch if self.book else self._streamed
+        if self.book is None:
+            return self._streamed
+        # It ends when the parameters are those of the next one.
+        return self.book.epoch - self._asking
+
+    @property
+    def _asking(self) -> bool:
+        return self.descent is not None and self.descent.asking
 
     def join(self, worker: int, incarnation: int) -> Steps:
         """A worker attached."""
@@ -104,9 +147,12 @@ class Lead:
         self._parked.pop(worker, None)
         self._finished.pop(worker, None)
         self._entered.pop(worker, None)
+        if not self.speaks(worker):
+            return []
+        self._forget_pushes(worker)
         if self.book:
             self.book.left(worker)
-            self.book.joined(worker)
+            self.book.joined(worker, self._rows[worker].width if worker in self._rows else 1)
         return self._steps(self.machine.joined(worker, incarnation))
 
     def leave(self, worker: int, incarnation: int, *, finished: bool) -> Steps:
@@ -114,16 +160,26 @@ class Lead:
         if self._incarnations.get(worker) != incarnation:
             return []  # a late notice of a worker that was replaced already
         del self._incarnations[worker]
+        if not self.speaks(worker):
+            self._parked.pop(worker, None)
+            return [["left", worker, incarnation]]
         if finished:
             self._finished[worker] = (self.machine.clocks[worker], self._entered.get(worker, -1))
         self._parked.pop(worker, None)
         steps = self._steps(self.machine.left(worker))
-        for push in [p for p in self._pushes if p.worker == worker]:
-            del self._pushes[push]
+        self._forget_pushes(worker)
         if self.book:
             self.book.left(worker)
         self._assigns.pop(worker, None)
         return [*steps, ["left", worker, incarnation], *self._assigned()]
+
+    def _forget_pushes(self, worker: int) -> None:
+        """A worker is gone. What the servers hold of it will be applied all the same."""
+        for push in [p for p in self._pushes if p.worker == worker]:
+            if push not in self._held:
+                del self._pushes[push]
+            elif self.book:
+                self.book.finish(worker, self._pushes[push].leases, refused=self._pushes[push].void)
 
     def push(self, push: Push) -> Steps:
         """A gradient arrived whole.
@@ -151,20 +207,30 @@ class Lead:
         if not self.over(epoch):
             self._entered[worker] = max(epoch, self._entered.get(worker, 0))
             self._check_nobody_finished(worker, epoch)
-        leases = self.book.take(worker, epoch, limit) if self.book else ()
+        leases = self._draw(worker, epoch, limit)
         if leases or self.over(epoch) or not wait:
             return leases, []
         self._parked[worker] = epoch
+        if not self.speaks(worker):
+            return None, []
         return None, [*self._steps(self.machine.rested(worker)), *self._assigned()]
+
+    def _draw(self, worker: int, epoch: int, limit: int) -> tuple[Lease, ...]:
+        if self.book is None or self._asking:
+            return ()
+        if worker in self._rows:
+            return self._rows[worker].take(self.book, worker, epoch, limit)
+        return self.book.take(worker, epoch, limit)
 
     def assign(self, push: PushId) -> Steps:
         """A worker sent parameters to take over.
 
         Where workers read one memory, that must not change while another one computes on it, or computes
         what it will itself assign: it changes when all have assigned (the lowest rank's values count) or
-        wait for something else.
+        wait for something else. Groups in bsp do the same.
         """
-        if not self.mode.in_place:
+        together = self.mode.in_place or (self.mode.inner is not None and self.mode.inner.in_place)
+        if not together:
             return [["assign", *_listed(push)], ["admit", push.worker, self.version]]
         self._assigns[push.worker] = push
         return self._assigned()
@@ -181,6 +247,9 @@ class Lead:
             return []
         first, *rest = sorted(self._assigns.values())
         self._assigns.clear()
+        if self.descent is not None:
+            self.descent.restart()
+            self._changed()
         drops = [["drop", *_listed(push)] for push in rest]
         admits = [["admit", push.worker, self.version] for push in (first, *rest)]
         return [*drops, ["assign", *_listed(first)], *admits]
@@ -191,34 +260,62 @@ class Lead:
 
     def granted(self, limit: int) -> tuple[list[tuple[int, tuple[Lease, ...], bool]], Steps]:
         """Answers for parked workers that are possible now: (worker, leases, epoch over), and steps."""
-        if not self._parked:
+        if not self._parked or self._asking:
             return [], []
         if self.book:
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
-            self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
+            over = self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
+            if over and self.descent is not None and (steps := self.descent.evaluate()):
+                if not self.descent.asking:
+                    self._changed()
+                return [], steps
         elif set(self._parked) >= self.machine.members:
             # Of a stream only its readers know where it ends; some may have left an epoch early.
             self._streamed = max(self._streamed, min(self._parked.values()) + 1)
         answers: list[tuple[int, tuple[Lease, ...], bool]] = []
         instructions: list[Instruction] = []
         for worker, epoch in sorted(self._parked.items()):
-            leases = self.book.take(worker, epoch, limit) if self.book else ()
+            leases = self._draw(worker, epoch, limit)
             if leases or self.over(epoch):
                 answers.append((worker, leases, self.over(epoch)))
         for worker, _, _ in answers:
             del self._parked[worker]
-            instructions += self.machine.woke(worker)
+            if self.speaks(worker):
+                instructions += self.machine.woke(worker)
         return answers, self._steps(instructions)
+
+    def answered(self, parts: Sequence[Sequence[Answer]]) -> Steps:
+        """All servers have answered an `ask`."""
+        assert self.descent is not None
+        steps = self.descent.answered(parts)
+        self._changed()
+        return steps
+
+    def _changed(self) -> None:
+        assert isinstance(self.machine, Epochs)
+        self.machine.changed()
 
     def carry(self, worker: int, leases: Sequence[int]) -> None:
         """A worker has read these, and the step that covers them comes after the epoch's end."""
-        if self.book:
+        if self.descent is not None:  # its parameters will be other ones then
+            self.give_back(worker, leases)
+        elif self.book and self.speaks(worker):
             self.book.carry(worker, leases)
 
     def give_back(self, worker: int, leases: Sequence[int]) -> None:
         """A worker will not use these leases."""
-        if self.book:
+        if not self.book or not leases or not self.speaks(worker):
+            return
+        if worker in self._rows:
+            self._rows[worker].give_back(self.book, leases)
+        else:
             self.book.give_back(worker, leases)
+
+    def refuse(self, worker: int, leases: Sequence[int]) -> None:
+        """A step that had these was not made: it was not finite. Its worker goes on with the next."""
+        self.totals.refused += 1
+        if self.book:
+            self.book.finish(worker, leases, refused=True)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that a checkpoint must hold of the lead, as JSON."""
@@ -226,6 +323,7 @@ class Lead:
             "mode": str(self.mode),
             "machine": self.machine.snapshot(),
             "leases": self.book.snapshot() if self.book else None,
+            "descent": self.descent.snapshot() if self.descent else None,
             "streamed": self._streamed,
             "samples": self.totals.samples,
             "pushes": self.totals.pushes,
@@ -237,6 +335,9 @@ class Lead:
         self.machine.restore(snapshot["machine"])
         if self.book and snapshot["leases"]:
             self.book.restore(snapshot["leases"])
+        if self.descent and snapshot.get("descent"):
+            self.descent.restore(snapshot["descent"])
+        self._scheduled = self.version
         self._streamed = snapshot["streamed"]
         self.totals.samples = snapshot["samples"]
         self.totals.pushes = snapshot["pushes"]
@@ -256,24 +357,55 @@ class Lead:
             )
 
     def _steps(self, instructions: Sequence[Instruction]) -> Steps:
+        """What the servers do about the machine's instructions, and about a change of mode that is due."""
+        steps = self._translated(instructions)
+        if due := self._schedule.due(self.version, since=self._scheduled):
+            self._scheduled = self.version
+            self._next_mode = due
+        applied = any(isinstance(instruction, Apply) for instruction in instructions)
+        if self._next_mode is None or (self.mode.in_place and self.machine.active and not applied):
+            return steps
+        mode, self._next_mode = self._next_mode, None
+        if mode == self.mode:
+            return steps
+        self.machine, more = self.machine.switch(mode)
+        self.mode = mode
+        if self.book:
+            self.book.deal_by_round(mode.by_round)
+        # Who is admitted from here on is told of the new mode.
+        at = len(steps)
+        while at and steps[at - 1][0] == "admit":
+            at -= 1
+        return [*steps[:at], ["mode", str(mode)], *steps[at:], *self._translated(more)]
+
+    def _translated(self, instructions: Sequence[Instruction]) -> Steps:
         steps: Steps = []
+        version = self.version - sum(isinstance(instruction, Apply) for instruction in instructions)
         for instruction in instructions:
             match instruction:
                 case Apply(pushes):
-                    steps.append(self._apply(pushes))
+                    steps.append(self._apply(pushes, version))
+                    version += 1
                 case Admit(worker):
                     steps.append(["admit", worker, self.machine.version])
+                case Hold(push) if self.descent is not None:
+                    steps.append(self._add(self.descent, push))
+                case Hold(push):
+                    self._held.add(push)
+                    steps.append(["hold", *_listed(push)])
                 case Drop(push):
                     dropped = self._pushes.pop(push, None)
+                    self._held.discard(push)
                     self.totals.dropped += 1
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
-                    steps.append(["drop", push.worker, push.incarnation, push.sequence])
+                    steps.append(["drop", *_listed(push)])
         return steps
 
-    def _apply(self, ids: Sequence[PushId]) -> list[Any]:
+    def _apply(self, ids: Sequence[PushId], before: int) -> list[Any]:
+        """One update, of the version `before` it."""
         pushes = [self._pushes.pop(p) for p in ids]
-        before = self.machine.version - 1
+        self._held.difference_update(ids)
         known = all(p.samples > 0 for p in pushes if not p.void)
         parts = []
         for p in pushes:
@@ -282,14 +414,36 @@ class Lead:
             if p.void:
                 self.totals.refused += 1
                 continue
-            record = Applied(version=before, push=p)
-            self.applied.append(record)
-            self.totals.pushes += 1
-            self.totals.samples += p.samples
-            self.totals.staleness[record.staleness] += 1
+            staleness = self._record(p, before)
             weight = p.samples if known else 1
-            parts.append([p.id.worker, p.id.incarnation, p.id.sequence, weight])
+            parts.append([*_listed(p.id), weight, self.mode.scale(staleness)])
         return ["reduce" if self._clip_norm is not None else "apply", parts]
+
+    def _add(self, descent: Descent, push: PushId) -> list[Any]:
+        """The servers add a gradient to the epoch's sum, unless its samples are in it already: the last ones
+        of an epoch are computed twice, and the first result counts."""
+        p = self._pushes.pop(push)
+        if not p.leases or self.book is None or not self.book.fresh(push.worker, p.leases):
+            self.totals.dropped += 1
+            self.give_back(push.worker, p.leases)
+            return ["drop", *_listed(push)]
+        self.book.finish(push.worker, p.leases, refused=p.void)
+        if p.void:
+            self.totals.refused += 1
+            descent.spoil()
+            return ["drop", *_listed(push)]
+        self._record(p, self.version)
+        descent.add(p.samples)
+        return ["add", [[*_listed(push), p.samples, 1.0]]]
+
+    def _record(self, push: Push, before: int) -> int:
+        """Count a push that is in the update after version `before`; returns its staleness."""
+        record = Applied(version=before, push=push)
+        self.applied.append(record)
+        self.totals.pushes += 1
+        self.totals.samples += push.samples
+        self.totals.staleness[record.staleness] += 1
+        return record.staleness
 
 
 def _listed(push: PushId) -> list[int]:

@@ -18,10 +18,13 @@ from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import CheckpointError, DeadlineError, FrameError, LinkError, PlanError
+from paceline.modes import parse_mode, parse_schedule
+from paceline.modes.lbfgs import Answer
 from paceline.params import bytes_of, partition
 from paceline.ps.adoption import Adoption
+from paceline.ps.descent import Descent
 from paceline.ps.lead import EarlyExit, Lead, Push, Steps
-from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer
+from paceline.ps.peers import MAX_STATE_BYTES, ShmPeer, WorkerPeer
 from paceline.ps.saving import Saver, read_blob, state_book, worker_state
 from paceline.ps.server import TICK_S, Server, ServerConfig, rank_of
 from paceline.storage.checkpoint import Checkpoint, FileInfo, load
@@ -40,10 +43,17 @@ class LeadServer(Server):
 
     def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
         super().__init__(config, secret, controller)
-        self._lead = Lead(self.mode, clip_norm=config.clip_norm)
+        schedule = parse_schedule(self.mode, config.schedule)
+        self._lead = Lead(
+            self.mode, clip_norm=config.clip_norm, schedule=schedule, groups=config.groups
+        )
+        self._listens: dict[int, Any] = {}
+        """Where the roots of groups listen for their members."""
+        self._untold: set[int] = set()
+        """Workers that have not been told of the present mode."""
         self._followers: dict[int, Connection] = {}
         resumed: Checkpoint | None = load(Path(config.resume)) if config.resume else None
-        self._adoption = Adoption(resumed)
+        self._adoption = Adoption(resumed, self.mode)
         self._adopting: set[int] | None = None
         self._gate: set[int] | None = set()
         self._gate_since: float | None = None
@@ -51,6 +61,7 @@ class LeadServer(Server):
         self._norms: dict[int, float] = {}
         self._norms_due = 0
         self._after_norms: Steps = []
+        self._answers: list[list[Answer]] = []
         self._saver: Saver | None = None
         self._save_flags: set[int] = set()
         self._save_again = False
@@ -58,6 +69,11 @@ class LeadServer(Server):
         self._asked = False
         self._hurry_at: float | None = None
         self._last_saved = -1
+        # allreduce: the version that our parameters are of, the next one that needs them, and the versions
+        # of the parts that workers sent.
+        self._current = 0
+        self._announced = -1
+        self._cuts: dict[int, int] = {}
         self._unsaved = False  # something is newer than a checkpoint of this version would have it
         self._states: dict[str, dict[str, Tensor]] = {}
         self._last_stats = 0.0
@@ -115,8 +131,20 @@ class LeadServer(Server):
         if frame.kind is Kind.CHECKPOINT:
             self._asked = True
             self._save_now()
+        elif frame.kind is Kind.SWITCH:
+            self._switch(field(frame.body, "mode", str), field(frame.body, "request", str))
         elif frame.kind is Kind.STOP:
             self._running = False
+
+    def _switch(self, text: str, request: str) -> None:
+        """The controller wants another mode, and has seen that the run can carry it."""
+        mode = parse_mode(text)
+        reason = self._lead.mode.carries(mode)
+        if reason is None:
+            self._act(self._lead.switch(mode))
+            return
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, {"refused_switch": reason, "request": request})
 
     def _on_follower(self, connection: Connection, frame: Frame) -> None:
         if frame.kind is Kind.ADOPTED and self._adopting is not None:
@@ -124,6 +152,8 @@ class LeadServer(Server):
             self._try_answer()
         elif frame.kind is Kind.DONE and "norms" in frame.body:
             self._add_norms(frame.body["norms"])
+        elif frame.kind is Kind.DONE and "answers" in frame.body:
+            self._answered(frame.body["answers"])
         elif frame.kind is Kind.DONE:
             self._part_written(frame.body)
 
@@ -148,11 +178,14 @@ class LeadServer(Server):
         model, saved = self._adoption.model, self._adoption.checkpoint
         assert model is not None
         self._lead.book = self._make_book(model.data)
+        if self.mode.by_epoch:
+            self._begin_descent(model.spec.groups[0])
         self._adopt(model.layout, model.spec, region)
         if saved is not None:
             self._lead.restore(saved.meta["lead"])
             self._last_saved = self._lead.version
-            self._shard.restore(state_book(saved))
+            book = state_book(saved, optimizer=not self.mode.serverless)
+            self._shard.restore(book, vectors=self.mode.by_epoch)
             # Until workers send newer ones, the next checkpoint keeps what this one has of them.
             for rank in range(self.config.workers):
                 if kept := worker_state(saved, rank):
@@ -173,6 +206,16 @@ class LeadServer(Server):
                 link.send(Kind.ADOPT, message, pieces)
         self._try_answer()
 
+    def _begin_descent(self, settings: dict[str, Any]) -> None:
+        """Sandblaster: the settings are L-BFGS's."""
+        self._lead.descent = Descent.of(settings)
+        if "instead_of" in settings:
+            self._say_once(
+                f"in mode {self.mode} the servers step by L-BFGS with lr {settings['lr']:g}; nothing of the "
+                f"script's {settings['instead_of']} is used, neither learning rate nor weight decay. Give "
+                "the script torch.optim.LBFGS to choose L-BFGS's settings."
+            )
+
     def _make_book(self, data: dict[str, Any] | None) -> LeaseBook | None:
         if data is None or "samples" not in data:
             return None
@@ -187,6 +230,7 @@ class LeadServer(Server):
             batch_size=field(data, "batch_size", int),
             drop_last=field(data, "drop_last", bool),
             by_round=self.mode.by_round,
+            duplicate=self.mode.by_epoch,
         )
 
     def _try_answer(self) -> None:
@@ -194,11 +238,13 @@ class LeadServer(Server):
         if self._adopting is None or self._adopting:
             return
         assert self._region is not None
-        self._region.seal_writes()
+        if not self.mode.needs_memory:
+            self._region.seal_writes()
         self._adoption.answer(
             self._region,
             epoch=self._lead.epoch,
-            in_place=self.mode.in_place,
+            share=self.mode.in_place or self.mode.needs_memory or self.mode.switchable,
+            mode=str(self.mode),
             first=self._gate is not None,
         )
 
@@ -206,6 +252,8 @@ class LeadServer(Server):
 
     def _on_attach(self, connection: Connection, frame: Frame) -> None:
         peer = self._attach(connection, frame)
+        if "listens" in frame.body:
+            self._listens[peer.worker] = frame.body["listens"]
         if self._gate is None:
             self._let_in([peer])
             return
@@ -219,8 +267,13 @@ class LeadServer(Server):
     def _let_in(self, peers: list[WorkerPeer]) -> None:
         for peer in peers:
             self._act(self._lead.join(peer.worker, peer.incarnation))
+        self._current = self._lead.version
         for peer in peers:
-            self._welcome(peer, version=self._lead.version)
+            facts: dict[str, Any] = {"version": self._lead.version, "mode": str(self.mode)}
+            if self.config.groups:
+                facts["group"] = self._listens.get(self._lead.root_of(peer.worker))
+            self._announce_cut(peer.worker, facts)
+            self._welcome(peer, **facts)
 
     def _on_push(self, connection: Connection, frame: Frame) -> None:
         peer, body = self._peer(connection), frame.body
@@ -231,20 +284,38 @@ class LeadServer(Server):
             leases=tuple(field(body, "leases", list, [])),
             void=field(body, "void", bool, False),
         )
+        peer.residual = field(body, "residual", float, peer.residual)
+        if "refused" in body:
+            self._lead.refuse(peer.worker, field(body, "refused", list))
+        if field(body, "carries", str, "slot") == "parameters":
+            self._take_parameters(peer)
         if push.void:
             log.warning("%s pushed NaN or Inf at step %s: refused", peer.name, push.id.sequence + 1)
+        if self._lead.descent is not None:
+            self._unsaved = True  # it is in a sum, which has no version of its own
+            if peer.settings is not None:
+                self._lead.descent.driver.lr = float(peer.settings[0]["lr"])
         self._held_since[peer.worker] = time.monotonic()
         self._act(self._lead.push(push))
+
+    def _take_parameters(self, peer: WorkerPeer) -> None:
+        """allreduce: the root has made its step, and waits."""
+        if not self.mode.serverless:
+            raise FrameError(f"{peer.name} pushed parameters, and in mode {self.mode} servers have their own")
+        assert peer.copy is not None
+        self._shard.assign(peer.copy if isinstance(peer, ShmPeer) else peer.gradients.flat)
+        self._current = self._lead.version + 1
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
         peer = self._peer(connection)
         push = self._receive_push(peer, frame.body)
         self._unsaved = True
+        self._current = self._lead.version
         self._held_since[peer.worker] = time.monotonic()
         self._act(self._lead.assign(push))
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
-        self._act([["admit", self._peer(connection).worker, self._lead.version]])
+        self._act([["admit", self._peer(connection).worker, self._lead.version, "pulled"]])
 
     def _on_take(self, connection: Connection, frame: Frame) -> None:
         peer, body = self._peer(connection), frame.body
@@ -280,6 +351,7 @@ class LeadServer(Server):
         rank = rank_of(connection)
         blob = connection.read_blob(frame, MAX_STATE_BYTES)
         self._states[f"worker-{rank}.safetensors"] = read_blob(blob, f"what worker:{rank} saved")
+        self._cuts[rank] = field(frame.body, "cut", int, 0)
         if self._saver is None or rank not in self._saver.waits_for:
             self._unsaved = True  # unasked: the worker's end
         else:
@@ -288,6 +360,11 @@ class LeadServer(Server):
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._held_since.pop(peer.worker, None)
         self._save_flags.discard(peer.worker)
+        if peer.residual and not finished:
+            self._say_once(
+                f"{peer.name} is gone, and with it a gradient of L2 norm {peer.residual:.3g} that compression "
+                "had held back until later pushes"
+            )
         super()._worker_left(peer, finished=finished)
         if self._gate is not None:
             self._gate.discard(peer.worker)
@@ -317,28 +394,37 @@ class LeadServer(Server):
         if self._norms_due:  # an update is half done: what follows in the order waits for its commit
             self._after_norms += steps
             return
-        applies = [i for i, step in enumerate(steps) if step[0] == "apply"]
+        applies = [i for i, step in enumerate(steps) if step[0] in ("apply", "vectors")]
         if applies and self._save_is_due():
             at = applies[-1] + 1
             steps = [*steps[:at], *self._begin_save(), *steps[at:]]
         for i, step in enumerate(steps):
-            if step[0] == "reduce":
+            if step[0] in ("reduce", "ask"):
                 self._norms_due = self.config.servers
                 steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
                 break
         self._forward(steps)
         self._orders.extend(steps)
         self._advance()
+        if self._lead.descent is not None and self._lead.descent.news:
+            self._say_once(self._lead.descent.news)
 
     def _forward(self, steps: Steps) -> None:
         for link in self._followers.values():
             with contextlib.suppress(LinkError):  # on_end says so
                 link.send(Kind.ORDER, {"steps": steps})
 
+    def _change_mode(self, text: str) -> None:
+        super()._change_mode(text)
+        self._untold = set(self._peers)
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, {"mode": text, "version": self._lead.version})
+
     def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
         self._held_since.pop(worker, None)
         body = super()._admit_body(worker, version)
         self._flag(worker, body)
+        self._announce_cut(worker, body)
         return body
 
     def _refused(self, worker: int) -> None:
@@ -362,11 +448,32 @@ class LeadServer(Server):
             steps += self._begin_save()
         self._order([*steps, *held])
 
+    def _answered(self, answers: list[Answer]) -> None:
+        self._answers.append(answers)
+        self._norms_due -= 1
+        if self._norms_due:
+            return
+        parts, self._answers = self._answers, []
+        held, self._after_norms = self._after_norms, []
+        self._act([*self._lead.answered(parts), *held])
+
     # --- checkpoints ------------------------------------------------------------------------------
 
     def _save_is_due(self) -> bool:
-        every = self.config.checkpoint_every
-        return self._save_at_next or (every > 0 and self._lead.version % every == 0)
+        if self.mode.serverless:
+            return self._lead.version == self._announced
+        return self._save_at_next or self._is_periodic(self._lead.version)
+
+    def _is_periodic(self, version: int) -> bool:
+        return self.config.checkpoint_every > 0 and version % self.config.checkpoint_every == 0
+
+    def _announce_cut(self, worker: int, body: dict[str, Any]) -> None:
+        """allreduce: tell the root that the version which it makes next is to be kept. It then sends its
+        parameters along, and tells its group, so that all parts are of one moment."""
+        due = self._save_at_next or self._is_periodic(self._lead.version + 1)
+        if self.mode.serverless and self._lead.speaks(worker) and self._saver is None and due:
+            self._announced = self._lead.version + 1
+            body["cut"] = True
 
     def _save_now(self) -> None:
         """The controller wants a checkpoint, soon."""
@@ -377,16 +484,22 @@ class LeadServer(Server):
             self._save_again = self._unsaved or self._saver.version < self._lead.version
         elif self._last_saved == self._lead.version and not self._unsaved:
             self._report({"checkpoint": "kept", "version": self._last_saved})
-        elif self.mode.by_round and self._lead.machine.active:
+        elif (
+            (self.mode.by_round and self._lead.machine.active) or self._norms_due or not self._is_current()
+        ):
             # Between two rounds every worker is between two batches, and a resume is bitwise.
             self._save_at_next = True
         else:
             self._order(self._begin_save())
 
+    def _is_current(self) -> bool:
+        """Whether our parameters are those of the present version. In allreduce they often are not."""
+        return not self.mode.serverless or self._current == self._lead.version
+
     def _hurry(self) -> None:
         """A checkpoint was asked for and somebody takes his time: cut it here, commit what there is."""
         self._hurry_at = None
-        if self._save_at_next:
+        if self._save_at_next and not self._norms_due and self._is_current():
             self._order(self._begin_save())
         if self._saver is not None:
             self._saver.stop_waiting()
@@ -397,7 +510,9 @@ class LeadServer(Server):
             log.warning("checkpoint %s skipped: the one before is not finished", self._lead.version)
             return []
         self._save_at_next = self._unsaved = False
-        workers = set(self._lead.machine.members) & set(self._peers)
+        workers = {w for w in self._peers if self._lead.root_of(w) in self._lead.machine.members}
+        if self.mode.serverless:  # they send their parts by themselves
+            workers = {w for w in workers if self._cuts.get(w) != self._lead.version}
         try:
             self._saver = Saver(
                 Path(self.config.run_dir) / "checkpoints",
@@ -410,7 +525,9 @@ class LeadServer(Server):
         except CheckpointError as error:
             self._saved(error)
             return []
-        self._save_flags = set(workers)
+        # The root of a group tells the others.
+        asked = set() if self.mode.serverless else {w for w in workers if self._lead.speaks(w)}
+        self._save_flags = asked
         self._saver.attach_states(self._small_parts)
         model = self._adoption.model
         assert model is not None
@@ -432,7 +549,11 @@ class LeadServer(Server):
         return {**self._states, **({"extras.safetensors": extras} if extras else {})}
 
     def _flag(self, worker: int, body: dict[str, Any]) -> None:
-        """Ask a worker for its part of the checkpoint in the making, with a reply it gets anyway."""
+        """With a reply it gets anyway, ask a worker for its part of the checkpoint in the making, and tell
+        it of a new mode."""
+        if worker in self._untold:
+            self._untold.discard(worker)
+            body["mode"] = str(self.mode)
         if worker in self._save_flags and self._saver is not None:
             self._save_flags.discard(worker)
             body["save"] = self._saver.version

@@ -1,24 +1,30 @@
-"""A worker as a server sees it, over shared memory or TCP.
+"""A worker as a server sees it, over shared memory or inline on a socket.
 
 Both have gradient memory that the server reads and, unless the worker reads the server's own memory in
 place, a copy of the parameters that the server refreshes. Over shared memory both lie in the worker's
-region; over TCP they are buffers of this process that a thread of the peer fills and sends.
+region; inline they are buffers of this process that a thread of the peer fills and sends.
 """
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
+from paceline.comm.compression import CompressionSpec
+from paceline.comm.compression.codec import Decoder, Piece
+from paceline.comm.frames import field
+from paceline.comm.hub import refuse
 from paceline.exceptions import FrameError, LinkError
-from paceline.params import Layout, bytes_of
+from paceline.params import Layout, Slice, bytes_of, dtype_named
 from paceline.ps.shard import Gradients, Shard
 
-__all__ = ["MAX_STATE_BYTES", "ShmPeer", "TcpPeer", "WorkerPeer"]
+__all__ = ["MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
 
 MAX_STATE_BYTES = 4 << 30
 """What a worker may send at once beside gradients: buffers, random state, optimizer state."""
@@ -36,6 +42,12 @@ class WorkerPeer:
         self.incarnation = incarnation
         self.settings: list[dict[str, Any]] | None = None
         """Settings of the parameter groups, as its last push that changed them said."""
+        self.fetches = True
+        """Whether it wants fresh parameters with the answer to its last push."""
+        self.residual = 0.0
+        """L2 norm of the gradient that its encoders hold back, as it said last."""
+        self.backup: list[Tensor] | None = None
+        """The parameters that it read last, where the damping needs them."""
 
     @property
     def name(self) -> str:
@@ -43,6 +55,10 @@ class WorkerPeer:
 
     def start_admit(self, body: dict[str, Any]) -> None:
         """The worker may go on; its slices follow by `slice_ready`, then `end_admit`."""
+        raise NotImplementedError
+
+    def read_in_place(self, in_place: bool) -> None:
+        """From its next reply on the worker reads the server's own memory, or a copy of its own again."""
         raise NotImplementedError
 
     def slice_ready(self, position: int) -> None:
@@ -67,15 +83,19 @@ class ShmPeer(WorkerPeer):
         region: Region,
         layout: Layout,
         shard: Shard,
-        *,
-        in_place: bool,
     ) -> None:
         super().__init__(connection, worker, incarnation)
+        self.may_share = False
+        """Whether it is able to read the server's memory: not if its model is on a GPU."""
         self._region = region
         memory = torch.frombuffer(region.buffer, dtype=torch.uint8)
         self.gradients = Gradients(memory[: layout.nbytes], layout, shard.slices)
-        self.copy = None if in_place else shard.flats(memory[layout.nbytes :])
+        self._own_copy = shard.flats(memory[layout.nbytes :])
         self._body: dict[str, Any] = {}
+        self.copy = self._own_copy
+
+    def read_in_place(self, in_place: bool) -> None:
+        self.copy = None if in_place and self.may_share else self._own_copy
 
     def start_admit(self, body: dict[str, Any]) -> None:
         self._body = body
@@ -88,10 +108,12 @@ class ShmPeer(WorkerPeer):
         self._region.close()
 
 
-class TcpPeer(WorkerPeer):
-    """A worker elsewhere. A thread of its own reads pushes into a buffer and sends slices as they come.
+class InlinePeer(WorkerPeer):
+    """A worker whose gradients and parameters travel over its socket: it is elsewhere, or compresses, or
+    hides the way they take. A thread of its own reads pushes into a buffer and sends slices as they come.
 
     Args:
+        compress: how it writes gradients.
         live: the shard's own slices, sent from directly when the mode forbids writing meanwhile.
         post: hands a frame, or None when the link ended, to the server's main thread.
     """
@@ -104,66 +126,142 @@ class TcpPeer(WorkerPeer):
         layout: Layout,
         shard: Shard,
         *,
+        compress: CompressionSpec,
         in_place: bool,
         live: Sequence[Tensor],
-        post: Callable[["TcpPeer", Frame | None, str], None],
+        post: Callable[["InlinePeer", Frame | None, str], None],
     ) -> None:
         super().__init__(connection, worker, incarnation)
         self.gradients = Gradients(torch.zeros(layout.nbytes, dtype=torch.uint8), layout, shard.slices)
         self.copy = None
         if not in_place:
-            self.copy = shard.flats(torch.empty(layout.nbytes, dtype=torch.uint8))
+            self.copy = _copy_of(layout, shard)
+        self._spare_copy = partial(_copy_of, layout, shard)
         self._into = [bytes_of(t) for t in self.gradients.flat]
+        self._early: set[int] = set()
+        self._decoders: list[Decoder] = []
+        self._encoded = bytearray()
+        if compress.name != "none":
+            self._decoders = [_decoder(compress, layout, piece) for piece in shard.slices]
         self._out = [bytes_of(t) for t in (live if self.copy is None else self.copy)]
-        self._nbytes = shard.nbytes
         self._post = post
-        self._outbox: queue.SimpleQueue[dict[str, Any] | int | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[dict[str, Any], bool] | int | None] = queue.SimpleQueue()
+        self._broken: LinkError | None = None
+        self._closing = False
         self._thread = threading.Thread(target=self._serve, name=f"link {self.name}", daemon=True)
         self._thread.start()
 
+    def read_in_place(self, in_place: bool) -> None:
+        # Sending from a copy is right in every mode: whoever has one keeps it.
+        if self.copy is None and not in_place:
+            self.copy = self._spare_copy()
+            self._out = [bytes_of(t) for t in self.copy]
+
     def start_admit(self, body: dict[str, Any]) -> None:
-        self._outbox.put(body)
+        self._outbox.put((body, self.fetches))
 
     def slice_ready(self, position: int) -> None:
         self._outbox.put(position)
 
     def close(self) -> None:
+        self._closing = True
         super().close()
         self._outbox.put(None)
         self._thread.join(timeout=5)
 
     def _serve(self) -> None:
-        """Request and reply take turns on a link, so one thread does both."""
+        """Request and reply take turns on a link, so one thread does both.
+
+        A worker that prefetches sends more pushes meanwhile. They wait in the socket until the one before
+        is answered: so the main thread has one push of a worker at a time, and nobody writes over it.
+        """
         reason = "closed"
         try:
-            while True:
+            while not self._closing:
                 try:
                     frame = self.connection.receive()
                 except TimeoutError:
+                    if self._broken is not None:
+                        raise self._broken from None
                     continue  # a long step is no fault; who waits for it has a deadline
-                if frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
-                    if frame.payload_bytes:
-                        self.connection.read_into(self._into)
-                    elif self._nbytes and frame.kind is not Kind.PULL and not frame.body.get("void"):
-                        raise FrameError(f"a {frame.kind.name} without payload")
+                if frame.kind is Kind.SLICE:
+                    self._read_early(frame)
+                elif frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
+                    self._read_payload(frame)
                     self._post(self, frame, "")
-                    if not self._send_slices():
-                        break
+                    self._answer()
                 else:
                     if frame.payload_bytes:
                         self.connection.read_blob(frame, MAX_STATE_BYTES)
                     self._post(self, frame, "")
+        except FrameError as error:
+            refuse(self.connection, error)
+            reason = f"refused what it sent: {error}"
         except LinkError as error:
             reason = str(error)
         self._post(self, None, reason)
 
-    def _send_slices(self) -> bool:
-        body = self._outbox.get()
-        if not isinstance(body, dict):
-            return False
+    # --- what comes -------------------------------------------------------------------------------
+
+    def _read_early(self, frame: Frame) -> None:
+        """A slice that left its worker during backward. The last push was answered, so there is room."""
+        position = field(frame.body, "at", int)
+        if self._decoders or not 0 <= position < len(self._into):
+            raise FrameError(f"a SLICE at {position} of {len(self._into)} slices")
+        self.connection.read_into([self._into[position]])
+        self._early.add(position)
+
+    def _read_payload(self, frame: Frame) -> None:
+        early, self._early = self._early, set()
+        nothing = frame.body.get("void") or frame.body.get("carries") == "nothing"
+        if frame.kind is Kind.PULL or (nothing and not frame.payload_bytes):
+            return
+        if frame.kind is Kind.PUSH and self._decoders:
+            self._decode(frame)
+            return
+        every = range(len(self._into))
+        positions = field(frame.body, "slices", list, [*every])
+        if not all(isinstance(p, int) and p in every for p in positions):
+            raise FrameError(f"a {frame.kind.name} of slices {positions!r:.80}; there are {len(every)}")
+        if missing := set(every) - early.union(positions):
+            raise FrameError(f"a {frame.kind.name} without payload for {len(missing)} slices")
+        self.connection.read_into([self._into[p] for p in positions])
+
+    def _decode(self, frame: Frame) -> None:
+        sizes = field(frame.body, "sizes", list)
+        limits = [2 * view.nbytes + 1024 for view in self._into]
+        if len(sizes) != len(limits) or not all(
+            isinstance(n, int) and 0 < n <= limit for n, limit in zip(sizes, limits, strict=True)
+        ):
+            raise FrameError(f"a PUSH with compressed slices of {sizes!r:.80} bytes")
+        if len(self._encoded) < sum(sizes):
+            self._encoded = bytearray(sum(sizes))
+        room, ends = memoryview(self._encoded), [0, *itertools.accumulate(sizes)]
+        views = [room[a:b] for a, b in itertools.pairwise(ends)]
+        for position in self.connection.read_each(views):
+            self._decoders[position].decode(views[position], self.gradients.flat[position])
+
+    # --- what goes --------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Send the reply when the server has it.
+
+        A worker that died may have sent more pushes before. They are on all servers or on none, so they
+        are still read, each in its turn; only answers are sent no more.
+        """
+        reply = self._outbox.get()
+        if not isinstance(reply, tuple):
+            return  # the server is closing this link
+        body, fetches = reply
         # The header promises the size; the slices follow in order, as soon as the server has them.
-        self.connection.send_streamed(Kind.ADMIT, body, self._nbytes, self._in_order())
-        return True
+        slices = self._in_order() if fetches else iter(())
+        size = sum(view.nbytes for view in self._out) if fetches else 0
+        try:
+            self.connection.send_streamed(Kind.ADMIT, body, size, slices)
+        except LinkError as error:
+            self._broken = error
+            for _ in slices:
+                pass
 
     def _in_order(self) -> Iterator[memoryview]:
         ready: set[int] = set()
@@ -174,3 +272,16 @@ class TcpPeer(WorkerPeer):
                     return  # the server is closing this link
                 ready.add(done)
             yield view
+
+
+def _decoder(compress: CompressionSpec, layout: Layout, piece: Slice) -> Decoder:
+    pieces = [
+        Piece(start, stop) if tensor is None else Piece.whole(start, tensor.shape, tensor.stride)
+        for start, stop, tensor in layout.extents(piece)
+    ]
+    return Decoder(compress, pieces, dtype=dtype_named(piece.dtype))
+
+
+def _copy_of(layout: Layout, shard: Shard) -> list[Tensor]:
+    """Memory for a copy of a shard."""
+    return shard.flats(torch.empty(layout.nbytes, dtype=torch.uint8))

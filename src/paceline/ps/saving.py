@@ -18,10 +18,19 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from paceline.exceptions import CheckpointError, FrameError
+from paceline.modes import parse_mode
 from paceline.params import StateBook
 from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, prune
 
-__all__ = ["Saver", "model_state", "read_blob", "state_book", "worker_state"]
+__all__ = [
+    "Saver",
+    "model_state",
+    "optimizer_state",
+    "ran_on_workers",
+    "read_blob",
+    "state_book",
+    "worker_state",
+]
 
 
 class Saver:
@@ -120,11 +129,36 @@ class Saver:
             self._writer.abort()
 
 
-def state_book(checkpoint: Checkpoint) -> StateBook:
-    """Parameters and optimizer state of all servers of a checkpoint."""
-    return StateBook(
-        checkpoint.tensors(name) for name in sorted(checkpoint.files) if name.startswith("server-")
-    )
+def state_book(checkpoint: Checkpoint, *, optimizer: bool = True) -> StateBook:
+    """Parameters and optimizer state of a checkpoint, wherever the optimizer ran.
+
+    Args:
+        optimizer: False leaves its state out.
+    """
+    parts = [checkpoint.tensors(name) for name in sorted(checkpoint.files) if name.startswith("server-")]
+    if not optimizer:
+        return StateBook({k: v for k, v in part.items() if not _what(k)} for part in parts)
+    if ran_on_workers(checkpoint):
+        parts.append(optimizer_state(checkpoint))
+    return StateBook(parts)
+
+
+def optimizer_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The optimizer's state alone, by StateBook's keys, wherever the optimizer ran."""
+    if ran_on_workers(checkpoint):
+        mine = worker_state(checkpoint, 0)
+        return {k[6:]: v for k, v in mine.items() if k.startswith("inner:")}
+    names = [name for name in sorted(checkpoint.files) if name.startswith("server-")]
+    return {k: v for name in names for k, v in checkpoint.tensors(name).items() if _what(k)}
+
+
+def _what(key: str) -> str:
+    return key.rsplit("|", 3)[1]
+
+
+def ran_on_workers(checkpoint: Checkpoint) -> bool:
+    """Whether every worker had the whole optimizer (allreduce): worker 0 kept its state."""
+    return parse_mode(checkpoint.meta["lead"]["mode"]).serverless
 
 
 def worker_state(checkpoint: Checkpoint, worker: int) -> dict[str, Tensor]:

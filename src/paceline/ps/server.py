@@ -1,8 +1,8 @@
 """A parameter server: one process, one thread that reads small frames and updates slices.
 
 It executes the run's one order of instructions, which the lead server makes (`leader.py`). Shared-memory
-links are served by the main thread itself, so a round costs no hand-over between threads; a TCP link has
-a thread that moves its bytes while the main thread updates.
+links are served by the main thread itself, so a round costs no hand-over between threads; a link that
+carries payloads itself has a thread that moves its bytes while the main thread updates.
 """
 
 import collections
@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
+from paceline.comm.compression import CompressionSpec, parse_compression
 from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
@@ -29,12 +30,14 @@ from paceline.exceptions import (
     LayoutMismatch,
     LinkError,
     PacelineError,
+    UsageError,
 )
 from paceline.modes import PushId, parse_mode
+from paceline.modes.lbfgs import Answer
 from paceline.params import Layout, OptimizerSpec, StateBook, bytes_of, partition
-from paceline.ps.peers import MAX_STATE_BYTES, ShmPeer, TcpPeer, WorkerPeer
+from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
 from paceline.ps.saving import read_blob, state_book
-from paceline.ps.shard import Contribution, Shard
+from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.storage.checkpoint import load, write_part
 
 __all__ = ["Server", "ServerConfig", "rank_of"]
@@ -60,6 +63,10 @@ class ServerConfig:
     resume: str | None = None
     """Path of the checkpoint to go on from."""
     clip_norm: float | None = None
+    schedule: tuple[str, ...] = ()
+    """Modes that the run goes through by itself, as `500=ssp:4`."""
+    groups: tuple[Sequence[int], ...] = ()
+    """Ranks of the workers that all-reduce among themselves, in the modes that have groups."""
     optimizers: tuple[str, ...] = ()
     """Optimizers beyond torch.optim that workers may ask for."""
     import_from: str | None = None
@@ -75,8 +82,11 @@ class _Pushed:
     """A push whose gradient is here."""
 
     peer: WorkerPeer
+    gradients: Gradients
     void: bool
     missing: frozenset[int]
+    held: bool = False
+    """Its gradient was copied: the worker has gone on."""
 
 
 class Server:
@@ -200,7 +210,8 @@ class Server:
             if frame.payload_bytes:
                 self._lead_link.read_into([bytes_of(t) for t in self.shard.flats(self._base)])
             if frame.body["checkpoint"]:
-                self.shard.restore(state_book(load(Path(frame.body["checkpoint"]))))
+                book = state_book(load(Path(frame.body["checkpoint"])))
+                self.shard.restore(book, vectors=self.mode.by_epoch)
             self._lead_link.send(Kind.ADOPTED)
         elif frame.kind is Kind.ORDER:
             self._orders.extend(frame.body["steps"])
@@ -216,7 +227,9 @@ class Server:
         mine = partition(layout, self.config.servers)[self.config.rank]
         self._hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
         lanes = self.config.threads
-        self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers, lanes)
+        self.shard = Shard(
+            layout, spec, mine, self._base, self.config.optimizers, lanes, self.mode.damping
+        )
         log.info(
             "adopted %s tensors in %s slices, %.1f MB mine, fingerprint %s",
             len(layout.tensors),
@@ -237,47 +250,76 @@ class Server:
         incarnation = field(frame.body, "incarnation", int)
         if frame.body.get("fingerprint") != self.layout.fingerprint:
             raise LayoutMismatch(f"worker:{rank} attached with another layout")
+        compress = self._compression(rank, field(frame.body, "compress", str, "none"))
         older = self._peers.get(rank)
         if older is not None:
             if older.incarnation >= incarnation:
                 raise FrameError(f"worker:{rank} is here already as incarnation {older.incarnation}")
             self._worker_left(older, finished=False)
-        in_place = field(frame.body, "in_place", bool)
-        if in_place and not self.mode.in_place:
-            raise FrameError(f"parameters are not read in place in mode {self.mode}")
         peer: WorkerPeer
-        if connection.local:
+        if connection.local and not field(frame.body, "inline", bool, False):
             if len(frame.descriptors) != 1:
                 raise FrameError("a worker on this host attaches with its memory")
             region = Region.attach(frame.descriptors[0], 2 * self.layout.nbytes)
-            peer = ShmPeer(connection, rank, incarnation, region, self.layout, self.shard, in_place=in_place)
+            peer = ShmPeer(connection, rank, incarnation, region, self.layout, self.shard)
+            peer.may_share = field(frame.body, "in_place", bool)
+            peer.read_in_place(self.mode.in_place or self.mode.needs_memory)
         else:
             self._hub.release(connection)  # from here on its own thread reads it
-            peer = TcpPeer(
+            peer = InlinePeer(
                 connection,
                 rank,
                 incarnation,
                 self.layout,
                 self.shard,
+                compress=compress,
                 # Sent straight from the parameters where nobody can write to them meanwhile.
-                in_place=self.mode.in_place or self.config.workers == 1,
+                in_place=self.mode.in_place or (self.config.workers == 1 and not self.mode.local),
                 live=self.shard.flats(self._base),
                 post=self._from_thread,
             )
+        self._keep_backup(peer)
         self._peers[rank] = peer
         return peer
 
-    def _welcome(self, peer: WorkerPeer, **facts: int) -> None:
+    def _compression(self, rank: int, text: str) -> CompressionSpec:
+        try:
+            return parse_compression(text)
+        except UsageError as error:
+            raise FrameError(
+                f"worker:{rank} writes its gradients in a way that {self.name} does not know: {error}"
+            ) from None
+
+    def _keep_backup(self, peer: WorkerPeer) -> None:
+        """Delay compensation and the gap need to know what a worker read."""
+        if self.mode.damping not in ("dc", "gap"):
+            peer.backup = None
+        elif peer.backup is None:
+            assert self.layout is not None
+            peer.backup = self._shard.flats(torch.empty(self.layout.nbytes, dtype=torch.uint8))
+            self._shard.update((), None, [peer.backup])
+
+    def _change_mode(self, text: str) -> None:
+        """Go on in another mode. Who is told of it by its next reply then uses the memory that fits."""
+        self.mode = parse_mode(text)
+        self._shard.damping = self.mode.damping
+        for peer in self._peers.values():
+            peer.read_in_place(self.mode.in_place)
+            self._keep_backup(peer)
+        log.info("mode %s", text)
+
+    def _welcome(self, peer: WorkerPeer, **facts: Any) -> None:
         """Send an attached worker the parameters."""
         assert self.shard is not None and self._base is not None
-        if peer.copy is not None:
-            self.shard.update((), None, [peer.copy])
-        local = peer.connection.local
-        payload = () if local else [bytes_of(t) for t in self.shard.flats(self._base)]
+        copies = [c for c in (peer.copy, peer.backup) if c is not None]
+        if copies:
+            self.shard.update((), None, copies)
+        inline = isinstance(peer, InlinePeer)
+        payload = [bytes_of(t) for t in self.shard.flats(self._base)] if inline else ()
         with contextlib.suppress(LinkError):  # it died: its link says so by itself
             peer.connection.send(Kind.ATTACHED, facts, payload)
 
-    def _from_thread(self, peer: TcpPeer, frame: Frame | None, reason: str) -> None:
+    def _from_thread(self, peer: InlinePeer, frame: Frame | None, reason: str) -> None:
         if frame is None:
             self._hub.post(lambda: self._hub.end(peer.connection, reason))
         else:
@@ -303,9 +345,11 @@ class Server:
             raise FrameError("tensors without a gradient that are not numbers")
         # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
         # an earlier incarnation goes when the lead says that it is gone.)
-        for older in [p for p, pushed in self._pushed.items() if pushed.peer is peer]:
+        for older in [p for p, pushed in self._pushed.items() if pushed.peer is peer and not pushed.held]:
             del self._pushed[older]
-        self._pushed[push] = _Pushed(peer, field(body, "void", bool, False), frozenset(missing))
+        peer.fetches = field(body, "fetch", bool, True)
+        void = field(body, "void", bool, False)
+        self._pushed[push] = _Pushed(peer, peer.gradients, void, frozenset(missing))
         return push
 
     def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
@@ -348,7 +392,7 @@ class Server:
         if self._peers.get(peer.worker) is peer:
             del self._peers[peer.worker]
         log.info("%s %s", peer.name, "finished" if finished else "is gone")
-        if any(pushed.peer is peer for pushed in self._pushed.values()):
+        if any(pushed.peer is peer and not pushed.held for pushed in self._pushed.values()):
             peer.connection.close()  # its gradient memory is still due
         else:
             peer.close()
@@ -360,18 +404,18 @@ class Server:
         """Execute what is due, as far as the pushes it needs are here."""
         while self._orders:
             step = self._orders[0]
-            if step[0] in ("apply", "reduce", "assign") and not self._all_here(step):
+            if step[0] in ("apply", "reduce", "add", "assign", "hold") and not self._all_here(step):
                 return
             self._orders.popleft()
             admits = [step] if step[0] == "admit" else []
-            if step[0] in ("admit", "apply", "commit", "assign"):
+            if step[0] in ("admit", "apply", "commit", "add", "assign", "hold"):
                 while self._orders and self._orders[0][0] == "admit":
                     admits.append(self._orders.popleft())
             self._execute(step, admits)
 
     def _all_here(self, step: list[Any]) -> bool:
         """Whether every push of a step has arrived, or never will because its worker is gone."""
-        ids = [step[1:]] if step[0] == "assign" else [p[:3] for p in step[1]]
+        ids = [step[1:]] if step[0] in ("assign", "hold") else [p[:3] for p in step[1]]
         for worker, incarnation, sequence in ids:
             if PushId(worker, incarnation, sequence) in self._pushed:
                 continue
@@ -388,24 +432,36 @@ class Server:
                 self._pushed.pop(PushId(*push), None)
             case ["left", worker, incarnation]:
                 self._forget(worker, incarnation)
+            case ["mode", text]:
+                self._change_mode(text)
             case ["checkpoint", _, directory]:
                 self._write_snapshot(Path(directory))
             case ["reduce", pushes]:
                 contributions, self._reduce_settings = self._contributions(pushes)
                 self._reduced(self.shard.reduce(contributions))
+            case ["hold", *push]:
+                self._hold(PushId(*push))
+                self._admit(admits, self._copy_only)
+            case ["add", pushes]:
+                contributions, _ = self._contributions(pushes)
+                self.shard.add(contributions)
+                if len(contributions) < len(pushes):
+                    self.shard.spoil()
+                self._admit(admits, self._copy_only)
+            case ["ask", ops]:
+                self._answered(self.shard.run(ops))
+            case ["vectors", ops, kept]:
+                self._update(admits, lambda copies, done: self._shard.move(ops, kept))
             case ["apply", pushes]:
                 contributions, settings = self._contributions(pushes)
-                self._update(
-                    admits,
-                    lambda copies, done: self._shard.update(contributions, settings, copies, done),
-                )
+                self._update(admits, self._work_of(contributions, settings))
             case ["commit", scale]:
                 settings = self._reduce_settings
                 self._update(admits, lambda copies, done: self._shard.commit(scale, settings, copies, done))
             case ["assign", *push]:
                 pushed = self._pushed.pop(PushId(*push), None)
                 if pushed is not None:
-                    self.shard.assign(pushed.peer.gradients)
+                    self.shard.assign(pushed.peer.gradients.flat)
                 self._admit(admits, self._copy_only)
             case ["admit", *_]:
                 self._admit(admits, self._copy_only)
@@ -417,6 +473,33 @@ class Server:
 
     def _copy_only(self, copies: Sequence[Sequence[Tensor]], done: Callable[[int], None] | None) -> None:
         self._shard.update((), None, copies, done)
+
+    def _work_of(self, contributions: list[Contribution], settings: Any) -> Callable[..., None]:
+        """What an update with these contributions does to the shard."""
+        match self.mode.payload:
+            case "none":
+                return lambda copies, done: None
+            case "elastic":
+                (worker, values) = (
+                    (contributions[0].worker, contributions[0].gradients) if contributions else (-1, None)
+                )
+                alpha = self.mode.beta / (len(self.config.groups) or self.config.workers)
+                return lambda copies, done: self._shard.mix(worker, values, alpha, copies, done)
+            case _:
+                return lambda copies, done: self._shard.update(contributions, settings, copies, done)
+
+    def _hold(self, push: PushId) -> None:
+        """Keep a gradient for an update to come: its worker goes on and uses its memory again."""
+        pushed = self._pushed.get(push)
+        if pushed is None or pushed.void:  # void ones keep their place in the order, and are not applied
+            self._pushed.pop(push, None)
+            return
+        assert self.layout is not None
+        kept = Gradients(torch.empty(self.layout.nbytes, dtype=torch.uint8), self.layout, self._shard.slices)
+        for mine, theirs in zip(kept.flat, pushed.gradients.flat, strict=True):
+            mine.copy_(theirs)
+        pushed.gradients = kept
+        pushed.held = True
 
     def _update(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
         started = time.perf_counter()
@@ -432,13 +515,16 @@ class Server:
     def _admit(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
         """Do some work on the shard that ends with fresh parameters for these workers."""
         peers = []
-        for _, worker, version in admits:
+        for _, worker, version, *pulled in admits:
             peer = self._peers.get(worker)
             if peer is not None:
+                # The order may be here before the request; and the last push may have wanted nothing back.
+                peer.fetches = peer.fetches or bool(pulled)
                 peer.start_admit(self._admit_body(worker, version))
                 peers.append(peer)
-        copies = [p.copy for p in peers if p.copy is not None]
-        streaming = [p for p in peers if isinstance(p, TcpPeer)]
+        fetching = [p for p in peers if p.fetches]
+        copies = [copy for p in fetching for copy in (p.copy, p.backup) if copy is not None]
+        streaming = [p for p in fetching if isinstance(p, InlinePeer)]
 
         def done(position: int) -> None:
             for p in streaming:
@@ -454,7 +540,7 @@ class Server:
 
     def _contributions(self, pushes: Sequence[Sequence[Any]]) -> tuple[list[Contribution], Any]:
         contributions, settings = [], None
-        for worker, incarnation, sequence, weight in pushes:
+        for worker, incarnation, sequence, weight, scale in pushes:
             pushed = self._pushed.pop(PushId(worker, incarnation, sequence), None)
             if pushed is None:
                 self.lost += 1
@@ -462,14 +548,24 @@ class Server:
                 continue
             if settings is None:
                 settings = pushed.peer.settings
-            contributions.append(Contribution(worker, pushed.peer.gradients, float(weight), pushed.missing))
+            contributions.append(
+                Contribution(
+                    worker,
+                    pushed.gradients,
+                    float(weight),
+                    pushed.missing,
+                    float(scale),
+                    pushed.peer.backup or (),
+                )
+            )
         return contributions, settings
 
     def _forget(self, worker: int, incarnation: int) -> None:
         """The lead says a worker is gone: nothing of it will be in the order any more."""
         peer = self._peers.get(worker)
         for push in [p for p in self._pushed if (p.worker, p.incarnation) == (worker, incarnation)]:
-            self._pushed.pop(push).peer.close()
+            if not self._pushed[push].held:
+                self._pushed.pop(push).peer.close()
         if peer is not None and peer.incarnation == incarnation:
             self._worker_left(peer, finished=False)
 
@@ -478,9 +574,14 @@ class Server:
         assert self._lead_link is not None
         self._lead_link.send(Kind.DONE, {"norms": norms})
 
+    def _answered(self, answers: list[Answer]) -> None:
+        """To an `ask`: what comes of all servers' answers is a `vectors`."""
+        assert self._lead_link is not None
+        self._lead_link.send(Kind.DONE, {"answers": answers})
+
     def _write_snapshot(self, directory: Path) -> None:
         """Copy the shard now, write the copy in a thread, report the file."""
-        tensors = self._shard.snapshot()
+        tensors = self._shard.snapshot(vectors=True)
         name = f"server-{self.config.rank}.safetensors"
 
         def write() -> None:

@@ -13,13 +13,14 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.exceptions import CheckpointError
+from paceline.modes.lbfgs import Answer, Ops, merge_answers, num_answers
 from paceline.params import (
     Layout,
     OptimizerSpec,
@@ -29,11 +30,17 @@ from paceline.params import (
     flat_view,
     segment_view,
 )
+from paceline.ps.vectors import run_on
 
 __all__ = ["Contribution", "Gradients", "Shard"]
 
+DC_LAMBDA = 0.04
+"""Delay compensation's strength (MXNet's default)."""
+_TINY = 1e-12
 _SMALL_SHARD_BYTES = 1 << 20
 """Up to here handing slices to a second thread costs more than it saves."""
+_VECTOR = "lbfgs."
+"""Before a vector's name, where it stands beside the optimizer's words for its state."""
 
 
 class Gradients:
@@ -53,6 +60,10 @@ class Contribution:
     weight: float = 1.0
     missing: frozenset[int] = frozenset()
     """Tensors that got no gradient in this step."""
+    scale: float = 1.0
+    """How much of its step is made (damping by staleness)."""
+    backup: Sequence[Tensor] = ()
+    """The parameters that it was computed from, slice by slice, where the damping needs them."""
 
 
 @dataclass(slots=True)
@@ -65,6 +76,11 @@ class _SliceState:
     settings: Any = None
     holds: Any = None
     """Whose gradient views the segments' .grad are now."""
+    gap: Tensor | None = None
+    gap_steps: int = 0
+    """The mean length of a step, element by element, and over how many (gap-aware damping)."""
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    """Sandblaster's, beside w, which is `flat`: the sum of gradients g, and what L-BFGS remembers."""
 
 
 class Shard:
@@ -74,6 +90,7 @@ class Shard:
         base: the bytes of the whole parameter space; only this shard's slices of it are touched.
         allowed: optimizers beyond torch.optim that may be imported.
         lanes: threads that share the work of an update. A small shard uses one whatever this says.
+        damping: "dc" or "gap": how a gradient is corrected by what was read for it; else it is not.
     """
 
     def __init__(
@@ -84,8 +101,10 @@ class Shard:
         base: Tensor,
         allowed: Collection[str] = (),
         lanes: int = 1,
+        damping: str = "none",
     ) -> None:
         self.layout = layout
+        self.damping = damping
         self.slices = tuple(slices)
         self.spec = spec
         self.base = base
@@ -178,23 +197,88 @@ class Shard:
             if not _finite(only.gradients.flat[i]):
                 self._refusals.append(only.worker)
                 return
-            if state.holds is not only.gradients or only.missing:
+            if only.backup:
+                corrected = self._scratch_for(i, state)
+                self._correct(state, only.gradients.flat[i], only.backup[i], corrected)
+                self._hand_over_mean(state, corrected, contributions)
+            elif state.holds is not only.gradients or only.missing:
                 self._hand_over(state, only.gradients.segments[i], only.missing)
                 state.holds = None if only.missing else only.gradients
+            self._apply(state, settings, only.scale)
         else:
-            scratch = self._scratch[i % self._lanes]
-            mean = scratch[: state.piece.nbytes].view(dtype_named(state.piece.dtype))
+            mean = self._scratch_for(i, state)
             good = self._mean(i, mean, contributions)
             if not good:
                 return
             self._hand_over_mean(state, mean, good)
-        self._apply(state, settings)
+            self._apply(state, settings)
 
-    def _apply(self, state: _SliceState, settings: Sequence[dict[str, Any]] | None) -> None:
+    def _scratch_for(self, i: int, state: _SliceState) -> Tensor:
+        return self._scratch[i % self._lanes][: state.piece.nbytes].view(dtype_named(state.piece.dtype))
+
+    def _apply(
+        self, state: _SliceState, settings: Sequence[dict[str, Any]] | None, scale: float = 1.0
+    ) -> None:
+        """One step of the slice's optimizer, `scale` times as long."""
+        group = state.optimizer.param_groups[0]
         if settings is not None and state.settings is not settings:
-            state.optimizer.param_groups[0].update(settings[state.piece.group])
+            group.update(settings[state.piece.group])
             state.settings = settings
-        state.step()
+        before = None if state.gap is None else state.flat.clone()
+        if scale == 1.0:
+            state.step()
+        else:
+            rate = group["lr"]
+            group["lr"] = rate * scale
+            state.step()
+            group["lr"] = rate
+        if before is not None and state.gap is not None:
+            state.gap_steps += 1
+            state.gap.lerp_(before.sub_(state.flat).abs_(), 1 / state.gap_steps)
+
+    def _correct(self, state: _SliceState, gradient: Tensor, backup: Tensor, out: Tensor) -> None:
+        """The gradient as it would be at the present parameters, as far as one can tell."""
+        torch.sub(state.flat, backup, out=out)
+        if self.damping == "dc":  # g + λ·g⊙g⊙(w - w_bak)
+            out.mul_(gradient).mul_(gradient).mul_(DC_LAMBDA).add_(gradient)
+            return
+        # gap: g / (1 + |w - w_bak| / C), C the mean length of a step so far, element by element
+        if state.gap is None:
+            state.gap = torch.zeros_like(state.flat)
+        torch.div(gradient, out.abs_().div_(state.gap + _TINY).add_(1), out=out)
+
+    def mix(
+        self,
+        worker: int,
+        values: Gradients | None,
+        alpha: float,
+        copies: Sequence[Sequence[Tensor]] = (),
+        on_slice: Callable[[int], None] | None = None,
+    ) -> None:
+        """The elastic update: the centre and a worker's parameters move towards each other by the same.
+
+        Args:
+            values: the worker's parameters; None leaves the centre as it is.
+            copies: get the worker's moved parameters (the centre, if there are none).
+        """
+
+        def work(i: int) -> None:
+            centre = self._states[i].flat
+            moved = centre
+            if values is not None:
+                difference = self._scratch_for(i, self._states[i])
+                torch.sub(values.flat[i], centre, out=difference).mul_(alpha)
+                if _finite(difference):
+                    centre.add_(difference)
+                    moved = values.flat[i].sub_(difference)
+                else:
+                    self._refusals.append(worker)
+            for copy in copies:
+                copy[i].copy_(moved)
+            if on_slice is not None:
+                on_slice(i)
+
+        self._each(work)
 
     def _mean(self, i: int, out: Tensor, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
         """The weighted mean of slice `i` into `out`, in the order given; returns who is in it."""
@@ -274,13 +358,55 @@ class Shard:
 
         self._each(work)
 
-    def assign(self, values: Gradients) -> None:
-        """Overwrite the parameters with what lies in a worker's gradient memory."""
-        for state, flat in zip(self._states, values.flat, strict=True):
+    def add(self, contributions: Sequence[Contribution]) -> None:
+        """Add up gradients, times their weights, in the vector g."""
+
+        def work(i: int) -> None:
+            vectors = self._states[i].vectors
+            for c in contributions:
+                if "g" in vectors:
+                    vectors["g"].add_(c.gradients.flat[i], alpha=c.weight)
+                else:
+                    vectors["g"] = c.gradients.flat[i] * c.weight
+
+        self._each(work)
+
+    def spoil(self) -> None:
+        """The sum in g lacks something: let nobody mistake it for whole."""
+        for state in self._states:
+            state.vectors["g"] = torch.full_like(state.flat, math.nan)
+
+    def run(self, ops: Ops) -> list[Answer]:
+        """Operations on all named vectors, slice by slice; what the reductions came to for this shard."""
+        parts: list[list[Answer]] = [[] for _ in self._states]
+
+        def work(i: int) -> None:
+            state = self._states[i]
+            vectors = {"w": state.flat, **state.vectors}
+            parts[i] = run_on(vectors, ops)
+            del vectors["w"]
+            state.vectors = vectors
+
+        self._each(work)
+        return merge_answers(ops, parts) if parts else [0.0] * num_answers(ops)
+
+    def move(self, ops: Ops, kept: Collection[str]) -> None:
+        """Operations that nobody answers; of the vectors beside w, the named ones stay."""
+        self.run(ops)
+        for state in self._states:
+            state.vectors = {name: state.vectors[name] for name in kept}
+
+    def assign(self, values: Sequence[Tensor]) -> None:
+        """Overwrite the parameters, slice by slice (see `flats`)."""
+        for state, flat in zip(self._states, values, strict=True):
             state.flat.copy_(flat)
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """A copy of parameters and optimizer state, by StateBook's keys. A consistent cut."""
+    def snapshot(self, *, vectors: bool = False) -> dict[str, Tensor]:
+        """A copy of parameters and optimizer state, by StateBook's keys. A consistent cut.
+
+        Args:
+            vectors: the named vectors, too.
+        """
         found: dict[str, Tensor] = {}
         for state in self._states:
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):
@@ -294,11 +420,22 @@ class Shard:
                         kind = "#i" if isinstance(value, int) else "#f"
                         number = torch.tensor(float(value), dtype=torch.float64)
                         found[StateBook.key(name, what + kind, g.start, g.stop)] = number
+            if vectors:
+                for g, extent in zip(state.piece.segments, self._extents(state), strict=True):
+                    name = self.layout.tensors[g.tensor].name
+                    for what, vector in state.vectors.items():
+                        key = StateBook.key(name, _VECTOR + what, g.start, g.stop)
+                        found[key] = vector[extent].clone()
         return found
 
-    def restore(self, book: StateBook, *, parameters: bool = True) -> None:
-        """Take parameters (unless told not to) and optimizer state from a book."""
+    def _extents(self, state: _SliceState) -> list[slice]:
+        return [slice(start, stop) for start, stop, _ in self.layout.extents(state.piece)]
+
+    def restore(self, book: StateBook, *, parameters: bool = True, vectors: bool = False) -> None:
+        """Take parameters (unless told not to), optimizer state and (if told to) vectors from a book."""
         for state in self._states:
+            if vectors:
+                self._restore_vectors(state, book)
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):
                 info = self.layout.tensors[g.tensor]
                 if parameters:
@@ -311,7 +448,7 @@ class Shard:
                 kept: dict[str, Any] = {}
                 for what in book.kinds(info.name):
                     value = book.piece(info.name, what, g.start, g.stop)
-                    if value is None:
+                    if value is None or what.startswith(_VECTOR):
                         continue
                     if what[-2:] in ("#i", "#f"):
                         number = float(value)
@@ -324,6 +461,16 @@ class Shard:
                 state.optimizer.state.pop(tensor, None)
                 if kept:
                     state.optimizer.state[tensor] = kept
+
+    def _restore_vectors(self, state: _SliceState, book: StateBook) -> None:
+        state.vectors = {}
+        for g, extent in zip(state.piece.segments, self._extents(state), strict=True):
+            name = self.layout.tensors[g.tensor].name
+            for what in book.kinds(name):
+                value = book.piece(name, what, g.start, g.stop)
+                if what.startswith(_VECTOR) and value is not None:
+                    whole = state.vectors.setdefault(what.removeprefix(_VECTOR), torch.zeros_like(state.flat))
+                    whole[extent].copy_(value)
 
 
 def _no_grad() -> None:
@@ -359,7 +506,7 @@ def _fill(tensor: Tensor, flat: Tensor) -> None:
 def _sum_into(out: Tensor, i: int, contributions: Sequence[Contribution]) -> None:
     first, *rest = contributions
     total = math.fsum(c.weight for c in contributions)
-    if all(c.weight == first.weight for c in rest):
+    if all(c.weight == first.weight for c in rest) and all(c.scale == 1.0 for c in contributions):
         if rest:
             torch.add(first.gradients.flat[i], rest[0].gradients.flat[i], out=out)
             for c in rest[1:]:
@@ -368,9 +515,9 @@ def _sum_into(out: Tensor, i: int, contributions: Sequence[Contribution]) -> Non
         else:
             out.copy_(first.gradients.flat[i])
         return
-    torch.mul(first.gradients.flat[i], first.weight / total, out=out)
+    torch.mul(first.gradients.flat[i], first.scale * first.weight / total, out=out)
     for c in rest:
-        out.add_(c.gradients.flat[i], alpha=c.weight / total)
+        out.add_(c.gradients.flat[i], alpha=c.scale * c.weight / total)
 
 
 def _finite(flat: Tensor) -> bool:

@@ -1,10 +1,13 @@
 """A worker's links to all servers.
 
 On one host gradients lie in shared memory and, in bsp, parameters are read from the servers' memory in
-place: a push is then a message of a few dozen bytes. Over TCP the slices travel behind the message.
+place: a push is then a message of a few dozen bytes. Otherwise the slices travel behind the message, as
+they are or compressed. A PipelinedClient (`pipeline.py`) lets them travel while the worker computes.
 """
 
 import contextlib
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +21,20 @@ from paceline import exceptions
 from paceline.comm import Access, Address, Connection, Frame, Kind, Region, connect
 from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
+from paceline.comm.impairment import LinkConditions
+from paceline.comm.transfer import Transfer
 from paceline.exceptions import DeadlineError, LinkError, PacelineError
+from paceline.modes import ModeSpec, parse_mode
 from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view, partition
+from paceline.worker.encoding import Encoders
 
-__all__ = ["Adopted", "Client", "Grant"]
+__all__ = ["Adopted", "Client", "Grant", "Written", "error_of"]
+
+Written = list[tuple[dict[str, Any], Sequence[memoryview]]]
+"""For each server: a message and the payload behind it."""
+
+RESIDUAL_S = 0.5
+"""How often a worker tells how much its encoders hold back: measuring it is a pass over all of it."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,8 @@ class Adopted:
 
     epoch: int
     """The epoch the run is in: a replaced or resumed worker skips the ones before it."""
+    mode: str
+    """The mode that the run is in: it may have been switched since it began."""
     resumed: bool
     tensors: dict[str, Tensor]
     """Frozen parameters and buffers to start from; on a resume also `rng:` and `user:` entries."""
@@ -44,12 +59,19 @@ class Grant:
     save: bool
     """The run wants this worker's part of a checkpoint."""
 
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> "Grant":
+        """From the body of a GRANT."""
+        leases = [(int(i), [(int(a), int(b)) for a, b in ranges]) for i, ranges in body["leases"]]
+        return cls(leases=leases, over=field(body, "over", bool), save="save" in body)
+
 
 class Client:
     """Talks to the servers for one worker. One thread at a time.
 
     Args:
         link: "auto", "shm" or "tcp".
+        seed: of the run; encoders that round at random begin from it.
     """
 
     def __init__(
@@ -61,25 +83,44 @@ class Client:
         servers: Sequence[Address],
         secret: bytes,
         link: str,
+        mode: ModeSpec,
         deadline_s: float,
+        transfer: Transfer = Transfer(),  # noqa: B008 - it is a value
+        seed: int = 0,
     ) -> None:
         self.rank = rank
+        self.mode = mode
+        """The run's present mode."""
         self.incarnation = incarnation
         self._worker_threads = worker_threads
         self._spin_s = 0.0
         self.version = 0
         self.sequence = 0
+        self.wait_s = 0.0
+        """Seconds in which this worker had nothing to do but wait for servers."""
+        self.encoders: Encoders | None = None
+        self._transfer = transfer
+        self._seed = seed
+        self._told_residual = -RESIDUAL_S
+        self._save_due = False
         self._deadline_s = deadline_s
         self._links: list[Connection] = []
+        conditions = LinkConditions.from_environment()
         for i, address in enumerate(servers):
-            connection = connect(address, secret, peer=f"server:{i}", link=link)
+            connection = connect(address, secret, peer=f"server:{i}", link=link, conditions=conditions)
             # The lead notices first who is missing and names it; it itself is waited for as a last resort.
             # The others answer what the lead has answered.
             connection.sock.settimeout(deadline_s if i else deadline_s + 10)
             connection.send(Kind.HELLO, {"role": "worker", "rank": rank, "incarnation": incarnation})
             self._links.append(connection)
         self._lead = self._links[0]
-        self.local = all(c.local for c in self._links)
+        self.local = all(map(self._shares, self._links))
+        self.greeting: dict[str, Any] = {}
+        """More to say to the servers when attaching."""
+        self.welcome: dict[str, Any] = {}
+        """What the lead server answered to that."""
+        self.cut_next = False
+        """In allreduce: a checkpoint follows the next push, which is to bring this worker's parameters."""
         self._region: Region | None = None
         self._shared: Region | None = None
         self._out: list[list[memoryview]] = []
@@ -116,10 +157,15 @@ class Client:
             self._send(self._lead, Kind.OFFER, {"extras_bytes": len(blob)}, payload)
             frame = self._receive(self._lead, Kind.ADOPTED)
         blob = self._lead.read_blob(frame, frame.payload_bytes)
-        if frame.descriptors:
-            self._shared = Region.attach(frame.descriptors[0], layout.nbytes, Access.PRIVATE)
+        if not self.local:
+            for fd in frame.descriptors:
+                os.close(fd)
+        elif frame.descriptors:
+            access = Access.SHARED if self.mode.payload == "none" else Access.PRIVATE
+            self._shared = Region.attach(frame.descriptors[0], layout.nbytes, access)
         return Adopted(
             epoch=field(frame.body, "epoch", int),
+            mode=field(frame.body, "mode", str),
             resumed=field(frame.body, "resumed", bool),
             tensors=parse_tensors(blob) if blob else {},
         )
@@ -133,56 +179,150 @@ class Client:
         layout = self._layout
         self._region = Region.create(2 * layout.nbytes)
         memory = torch.frombuffer(self._region.buffer, dtype=torch.uint8)
-        gradients, parameters = memory[: layout.nbytes], memory[layout.nbytes :]
-        in_place = in_place and self._shared is not None and self.local
-        if in_place:
-            assert self._shared is not None
-            parameters = torch.frombuffer(self._shared.buffer, dtype=torch.uint8)
+        self._gradients, self._copy = memory[: layout.nbytes], memory[layout.nbytes :]
+        self._may_share = in_place and self._shared is not None and self.local
         self._spin_s = spin_for(layout.nbytes, self._worker_threads + len(self._links))
-        shards = partition(layout, len(self._links))
-        self._out = [[bytes_of(flat_view(gradients, s)) for s in shard] for shard in shards]
-        self._in = [[bytes_of(flat_view(parameters, s)) for s in shard] for shard in shards]
-        body = {
+        self._shards = partition(layout, len(self._links))
+        self._out = [[bytes_of(flat_view(self._gradients, s)) for s in shard] for shard in self._shards]
+        self._in = [[bytes_of(flat_view(self._copy, s)) for s in shard] for shard in self._shards]
+        body: dict[str, Any] = {
             "fingerprint": layout.fingerprint,
             "incarnation": self.incarnation,
-            "in_place": in_place,
+            "in_place": self._may_share,
+            **self.greeting,
         }
+        if self._transfer.inline:
+            body["inline"] = True
+        if self._transfer.compresses:
+            body["compress"] = str(self._transfer.compress)
+            seed = (self._seed << 32) + (self.rank << 12) + self.incarnation
+            self.encoders = Encoders(self._transfer.compress, layout, seed)
         # The lead comes last: it opens the gate when everybody is everywhere.
         for connection in reversed(self._links):
-            self._send(
-                connection, Kind.ATTACH, body, descriptors=[self._region.fd] if connection.local else ()
-            )
+            shared = [self._region.fd] if self._shares(connection) else ()
+            self._send(connection, Kind.ATTACH, body, descriptors=shared)
             if connection is not self._lead:
                 self._take_parameters(connection, Kind.ATTACHED)
-        self.version = field(self._take_parameters(self._lead, Kind.ATTACHED), "version", int)
-        self.in_place = in_place
+        welcome = self.welcome = self._take_parameters(self._lead, Kind.ATTACHED)
+        self.cut_next = "cut" in welcome
+        self.version = field(welcome, "version", int)
+        self.mode = parse_mode(field(welcome, "mode", str))
         if self.incarnation and len(self._links) > 1:
             self.exchange(Kind.PULL)  # it joined a run that goes on: have one version from all servers
-        return gradients, parameters
+        for connection in self._links:
+            connection.payload_sent = connection.payload_received = 0
+        return self._gradients, self.parameters
+
+    def _shares(self, connection: Connection) -> bool:
+        """Whether payloads lie in memory that this server sees, too."""
+        return connection.local and not self._transfer.inline
+
+    @property
+    def region(self) -> Region:
+        """This worker's memory: what it pushes, and behind it its copy of the parameters."""
+        assert self._region is not None
+        return self._region
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes to all servers since this worker joined."""
+        return sum(connection.payload_sent for connection in self._links)
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes from all servers since this worker joined."""
+        return sum(connection.payload_received for connection in self._links)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether this worker reads the servers' memory."""
+        return self._may_share and (self.mode.in_place or self.mode.needs_memory)
+
+    @property
+    def parameters(self) -> Tensor:
+        """The bytes of the parameters in the present mode: the servers' memory, or this worker's copy."""
+        if not self.in_place:
+            return self._copy
+        assert self._shared is not None
+        return torch.frombuffer(self._shared.buffer, dtype=torch.uint8)
 
     # --- training ---------------------------------------------------------------------------------
 
-    def exchange(self, kind: Kind = Kind.PUSH, **body: Any) -> bool:
+    def exchange(self, kind: Kind = Kind.PUSH, *, fetch: bool = True, **body: Any) -> None:
         """Push what lies in the gradient memory, wait until admitted, have fresh parameters.
 
-        Returns whether the run wants this worker's part of a checkpoint.
+        Args:
+            fetch: False leaves the parameters as they are.
         """
-        message = {"sequence": self.sequence, "read_version": self.version, **body}
-        self.sequence += kind is not Kind.PULL
-        void = message.get("void", False)
+        written = self._written(kind, self._message(kind, fetch, body))
+        before = time.perf_counter()
         # The lead comes last: what it has seen is everywhere (docs/decisions.md).
-        for connection, views in zip(reversed(self._links), reversed(self._out), strict=True):
-            inline = not (connection.local or void or kind is Kind.PULL)
-            self._send(connection, kind, message, views if inline else ())
-        save_wanted = False
+        for connection, (message, views) in zip(reversed(self._links), reversed(written), strict=True):
+            self._send(connection, kind, message, views)
         if self._spin_s:
             self._lead.spin(self._spin_s)
         for connection in self._links:
             reply = self._take_parameters(connection, Kind.ADMIT)
             if connection is self._lead:
-                self.version = field(reply, "version", int)
-                save_wanted = "save" in reply
-        return save_wanted
+                if fetch or self.mode.payload == "none":  # which reads the newest anyway
+                    self.version = field(reply, "version", int)
+                self.cut_next = "cut" in reply
+                self._save_due = self._save_due or "save" in reply
+                self._hear_mode(reply)
+        self.wait_s += time.perf_counter() - before
+
+    def _message(self, kind: Kind, fetch: bool, body: dict[str, Any]) -> dict[str, Any]:
+        message = {"sequence": self.sequence, "read_version": self.version, **body}
+        if not fetch:
+            message["fetch"] = False
+        self.sequence += kind is not Kind.PULL
+        return message
+
+    def _written(self, kind: Kind, message: dict[str, Any]) -> Written:
+        """What each server gets: a message and what travels behind it."""
+        carries = message.get("carries", "slot")
+        if self.local or kind is Kind.PULL or carries == "nothing":
+            return [(message, ())] * len(self._links)
+        if carries == "parameters":
+            return [(message, views) for views in self._in]
+        if message.get("void"):
+            return [(message, ())] * len(self._links)
+        if self.encoders is not None and kind is Kind.PUSH:
+            return self._encoded(self.encoders, message)
+        return [
+            (message, () if self._shares(connection) else views)
+            for connection, views in zip(self._links, self._out, strict=True)
+        ]
+
+    def _encoded(self, encoders: Encoders, message: dict[str, Any]) -> Written:
+        if missing := encoders.still_missing(message.pop("missing", ())):
+            message["missing"] = missing
+        parts = [
+            [memoryview(encoders.encode(s.index, flat_view(self._gradients, s))) for s in shard]
+            for shard in self._shards
+        ]
+        if time.monotonic() - self._told_residual > RESIDUAL_S:
+            self._told_residual = time.monotonic()
+            message["residual"] = encoders.residual_norm()
+        return [({**message, "sizes": [view.nbytes for view in part]}, part) for part in parts]
+
+    arrives_late = False
+    """Whether parameters arrive after `exchange` has returned."""
+
+    def settle(self) -> None:
+        """Wait until everything that was asked for is here. (Here it always is.)"""
+
+    def save_due(self) -> bool:
+        """Whether the run wants this worker's part of a checkpoint; it is told once."""
+        due, self._save_due = self._save_due, False
+        return due
+
+    def _hear_mode(self, reply: dict[str, Any]) -> bool:
+        """Whether the run was switched to another mode since the last reply."""
+        if "mode" not in reply:
+            return False
+        self.mode = parse_mode(field(reply, "mode", str))
+        return True
 
     def take(
         self,
@@ -204,13 +344,16 @@ class Client:
             body["give_back"] = list(give_back)
         if carry:
             body["carry"] = list(carry)
+        before, waited = time.perf_counter(), self.wait_s
         self._send(self._lead, Kind.TAKE, body)
         reply = self._receive(self._lead, Kind.GRANT).body
-        leases = [(int(i), [(int(a), int(b)) for a, b in ranges]) for i, ranges in reply["leases"]]
-        grant = Grant(leases=leases, over=field(reply, "over", bool), save="save" in reply)
-        if wait:
+        self.wait_s = waited + time.perf_counter() - before
+        if self._hear_mode(reply):
+            self.exchange(Kind.PULL)  # into the memory of the new mode
+            self.settle()
+        elif wait or self.mode.by_epoch:  # there, whoever comes late to an epoch may have missed its start
             self._catch_up(field(reply, "version", int))
-        return grant
+        return Grant.of(reply)
 
     def _catch_up(self, version: int) -> None:
         """After a rest: the others may have gone on meanwhile.
@@ -218,10 +361,15 @@ class Client:
         The lead woke us; other servers may still be at an update that it has ordered already. A pull is
         part of the order, so their answer comes behind it, also to a worker that reads in place.
         """
+        if self.mode.serverless:
+            return  # there are no fresher parameters than the workers' own
+        if self.mode.local and self.mode.spare is None:
+            return  # its own steps go on from what it fetched last; in rounds they would come too late
         if self.in_place and len(self._links) == 1:
             self.version = version
         elif self.version != version:
             self.exchange(Kind.PULL)
+            self.settle()
 
     def private_pages(self) -> int:
         """How many pages of the servers' memory this worker has written to, in its view of it only."""
@@ -238,7 +386,7 @@ class Client:
         """Parameters and optimizer state of all servers, by StateBook's keys."""
         parts = []
         for connection in self._links:
-            connection.send(Kind.STATE)
+            self._send(connection, Kind.STATE, {})
             frame = self._receive(connection, Kind.STATE)
             blob = connection.read_blob(frame, frame.payload_bytes)
             parts.append(parse_tensors(blob) if blob else {})
@@ -248,12 +396,12 @@ class Client:
         """Give all servers optimizer state; each takes what is in its shard."""
         blob = save(tensors)  # not empty, whatever there is in it: an empty payload asks for the state
         for connection in self._links:
-            connection.send(Kind.STATE, {}, [memoryview(blob)])
+            self._send(connection, Kind.STATE, {}, [memoryview(blob)])
             self._receive(connection, Kind.STATE)
 
-    def save(self, tensors: dict[str, Tensor]) -> None:
-        """Send this worker's part of a checkpoint."""
-        self._lead.send(Kind.SAVED, {}, [memoryview(_blob(tensors))])
+    def save(self, tensors: dict[str, Tensor], cut: int = 0) -> None:
+        """Send this worker's part of a checkpoint (of version `cut`, if that is known)."""
+        self._send(self._lead, Kind.SAVED, {"cut": cut} if cut else {}, [memoryview(_blob(tensors))])
 
     def bye(self) -> None:
         """Leave in order."""
@@ -285,7 +433,7 @@ class Client:
                 last = connection.receive()
             except (LinkError, TimeoutError):
                 raise broken from None
-            raise (_error_of(last.body) if last.kind is Kind.ERROR else broken) from None
+            raise (error_of(last.body) if last.kind is Kind.ERROR else broken) from None
 
     def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
         frame = self._receive(connection, kind)
@@ -297,18 +445,21 @@ class Client:
         try:
             frame = connection.receive()
         except TimeoutError:
-            raise DeadlineError(
-                f"worker:{self.rank} got no answer from {connection.peer} for {self._deadline_s:g} s "
-                "(--deadline)"
-            ) from None
+            raise self._late(connection) from None
         if frame.kind is Kind.ERROR:
-            raise _error_of(frame.body)
+            raise error_of(frame.body)
         if frame.kind not in kinds:
             raise LinkError(f"{connection.peer} answered {frame.kind.name}, expected {kinds[0].name}")
         return frame
 
+    def _late(self, connection: Connection) -> DeadlineError:
+        return DeadlineError(
+            f"worker:{self.rank} got no answer from {connection.peer} for {self._deadline_s:g} s (--deadline)"
+        )
 
-def _error_of(body: dict[str, Any]) -> PacelineError:
+
+def error_of(body: dict[str, Any]) -> PacelineError:
+    """What an ERROR frame says, as an exception."""
     kind = getattr(exceptions, str(body.get("error")), PacelineError)
     known = isinstance(kind, type) and issubclass(kind, PacelineError)
     return (kind if known else PacelineError)(str(body.get("message")))

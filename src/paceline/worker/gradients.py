@@ -6,14 +6,14 @@ itself. Presetting `.grad` to the slot instead would cost a pass to zero it and 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from paceline.exceptions import UsageError
 
-__all__ = ["GradientMemory"]
+__all__ = ["GradientMemory", "check_dense"]
 
 
 class GradientMemory:
@@ -24,6 +24,8 @@ class GradientMemory:
         self._views = list(views)
         self._sums: list[Tensor | None] = [None] * len(self._views)
         self._zeroed = [False] * len(self._views)
+        self.on_gradient: Callable[[int], None] | None = None
+        """Called with each tensor whose gradient is in the memory."""
         for i, p in enumerate(parameters):
             p.register_post_accumulate_grad_hook(self._hook(i))
         for p, view in zip(self._parameters, self._views, strict=True):
@@ -41,11 +43,13 @@ class GradientMemory:
                 assert gradient is not None
                 if gradient.requires_grad:  # create_graph=True: collect() takes the values
                     return
-                _check_dense(gradient)
+                check_dense(gradient)
                 view.copy_(gradient)
                 parameter.grad = view
             zeroed[i] = False
             sums[i] = view.sum()
+            if self.on_gradient is not None:
+                self.on_gradient(i)
 
         return hook
 
@@ -64,7 +68,7 @@ class GradientMemory:
                     view.zero_()
                     self._zeroed[i] = True
             else:  # the script put another tensor there
-                _check_dense(gradient)
+                check_dense(gradient)
                 view.copy_(gradient.detach())
                 self._zeroed[i] = False
                 suspect.append(i)
@@ -72,6 +76,13 @@ class GradientMemory:
         if suspect or not sums or not _all_finite(sums):
             return missing, all(bool(torch.isfinite(v).all()) for v in self._views)
         return missing, True
+
+    def received(self, tensors: Iterable[int]) -> None:
+        """The memory holds gradients of these now, whoever computed them."""
+        for i in tensors:
+            self._zeroed[i] = False
+            if self._parameters[i].grad is not self._views[i]:
+                self._parameters[i].grad = self._views[i]
 
     def overwritten(self) -> None:
         """Somebody else used the memory: it holds no gradients, nor zeros, any more."""
@@ -88,9 +99,11 @@ def _all_finite(sums: list[Tensor]) -> bool:
     return math.isfinite(torch.stack(sums).sum().item())
 
 
-def _check_dense(gradient: Tensor) -> None:
+def check_dense(gradient: Tensor) -> Tensor:
+    """The gradient itself; UsageError if it is sparse."""
     if gradient.layout != torch.strided:
         raise UsageError(
             f"a parameter of shape {list(gradient.shape)} got a sparse gradient, and the parameter space is "
             "dense: build its layer with sparse=False."
         )
+    return gradient

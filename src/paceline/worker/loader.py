@@ -40,8 +40,8 @@ class LeaseSource(Protocol):
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
         """Leases, or the news that the epoch is over."""
 
-    def used(self, lease: int | None, samples: int) -> None:
-        """The script got a batch; the next step covers it."""
+    def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
+        """The script got a batch; the next step covers it. It may be another worker's, and not count."""
 
     def entering(self, epoch: int) -> None:
         """The script begins this epoch; nothing of it is read yet."""
@@ -90,11 +90,22 @@ def _count(sampler: Any) -> int:
 
 
 def lease_loader(
-    loader: DataLoader[Any], source: LeaseSource, *, seed: int, rank: int, world_size: int
+    loader: DataLoader[Any],
+    source: LeaseSource,
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
+    group_start: int | None = None,
 ) -> "LeasedLoader | StreamLoader":
-    """The loader for one worker."""
+    """The loader for one worker.
+
+    Args:
+        group_start: the lowest rank of the worker's group, in modes that have groups.
+    """
     if isinstance(loader.dataset, IterableDataset):
-        return StreamLoader(loader, source, rank=rank, world_size=world_size)
+        start = rank if group_start is None else group_start
+        return StreamLoader(loader, source, rank=rank, world_size=world_size, group_start=start)
     return LeasedLoader(loader, source, seed=seed, world_size=world_size)
 
 
@@ -232,13 +243,18 @@ class _Batches(BatchSampler):
 class StreamLoader(_Wrapped):
     """An IterableDataset's loader: worker r of w takes batches r, r+w, r+2w, …
 
-    Streams have no positions to lease: after a death nobody takes over a part of a stream.
+    Streams have no positions to lease: after a death nobody takes over a part of a stream. Where the last
+    batches of a stream reach only some workers of a group, the others get the last one, too, and it does not
+    count for them: a group makes every step together.
     """
 
-    def __init__(self, loader: DataLoader[Any], source: LeaseSource, *, rank: int, world_size: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], source: LeaseSource, *, rank: int, world_size: int, group_start: int
+    ) -> None:
         super().__init__(loader)
         self._source = source
         self._rank = rank
+        self._group_start = group_start
         self._world_size = world_size
         self._epoch = 0
 
@@ -250,11 +266,17 @@ class StreamLoader(_Wrapped):
         self._source.entered(epoch)
         if over:
             return
+        last = 0
         for i, batch in enumerate(self.loader):
-            if i % self._world_size == self._rank:
+            last = i % self._world_size
+            if last == self._rank:
                 self._source.used(None, _length(batch))
                 yield batch
                 self._source.back()
+        if self._group_start <= last < self._rank:
+            self._source.used(None, 0, counts=False)
+            yield batch
+            self._source.back()
         self._source.take(epoch, 0, wait=True, give_back=())
 
 

@@ -5,17 +5,22 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from paceline.comm import Address, Connection, Kind
+from paceline.comm.compression import parse_compression
 from paceline.comm.frames import field
+from paceline.comm.transfer import Transfer
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
+from paceline.modes import parse_mode
 from paceline.observe import FAILURE_MARK
 from paceline.worker.client import Client
+from paceline.worker.group import GroupLinks
+from paceline.worker.pipeline import PipelinedClient
 from paceline.worker.session import RunSession, enter_session
 
 __all__ = ["WorkerConfig", "run_worker"]
@@ -31,10 +36,16 @@ class WorkerConfig:
     incarnation: int
     workers: int
     servers: int
+    mode: str
     link: str
     deadline_s: float
     seed: int
     threads: int
+    groups: tuple[Sequence[int], ...] = ()
+    compress: str = "none"
+    compress_replies: bool = False
+    overlap: bool = False
+    prefetch: int = 0
     optimizers: tuple[str, ...] = ()
     script: str | None = None
     args: tuple[str, ...] = ()
@@ -53,6 +64,13 @@ def run_worker(
     torch.set_num_threads(config.threads)
     _set_environment(config)
 
+    transfer = Transfer(
+        compress=parse_compression(config.compress),
+        compress_replies=config.compress_replies,
+        overlap=config.overlap,
+        prefetch=config.prefetch,
+    )
+
     def reach_servers() -> Client:
         controller.sock.settimeout(config.deadline_s)
         try:
@@ -64,14 +82,18 @@ def run_worker(
         if frame.kind is not Kind.START:
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
         addresses = [Address.from_json(a) for a in field(frame.body, "servers", list)]
-        return Client(
+        kind = PipelinedClient if transfer.pipelined else Client
+        return kind(
             rank=config.rank,
             incarnation=config.incarnation,
             worker_threads=config.workers * config.threads,
             servers=addresses,
             secret=secret,
             link=config.link,
+            mode=parse_mode(config.mode),
             deadline_s=config.deadline_s,
+            transfer=transfer,
+            seed=config.seed,
         )
 
     session = RunSession(
@@ -80,8 +102,11 @@ def run_worker(
         rank=config.rank,
         world_size=config.workers,
         servers=config.servers,
+        mode=config.mode,
         seed=config.seed,
         optimizers=config.optimizers,
+        transfer=transfer,
+        group=_group(config, secret),
     )
     enter_session(session)
     try:
@@ -104,6 +129,15 @@ def run_worker(
         _report(controller, error)
         return 1
     return 0
+
+
+def _group(config: WorkerConfig, secret: bytes) -> GroupLinks | None:
+    mine = next((group for group in config.groups if config.rank in group), None)
+    if mine is None:
+        return None
+    return GroupLinks(
+        ranks=mine, rank=config.rank, secret=secret, link=config.link, deadline_s=config.deadline_s
+    )
 
 
 def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, controller: Connection) -> int:

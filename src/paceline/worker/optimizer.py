@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.exceptions import UsageError
 from paceline.params import StateBook, TensorInfo
 
-__all__ = ["ExchangingOptimizer", "make_exchanging"]
+__all__ = ["ExchangingOptimizer", "make_exchanging", "pack_state", "unpack_state"]
 
 
 class _Exchange(Protocol):
@@ -59,6 +59,14 @@ class ExchangingOptimizer(torch.optim.Optimizer):
         """Give the servers a state in torch's format. Call it on every worker, or on one."""
         self._paceline.load_optimizer_state(state_dict)
 
+    def local_state(self) -> dict[str, Any]:
+        """This worker's own state, where workers step by themselves."""
+        return super().state_dict()
+
+    def load_local_state(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state as this worker's own."""
+        super().load_state_dict(state_dict)
+
 
 def make_exchanging(optimizer: torch.optim.Optimizer, exchange: _Exchange) -> None:
     """Turn this very object into one that exchanges."""
@@ -94,3 +102,32 @@ def pack_state(state: dict[str, Any], infos: Sequence[TensorInfo | None]) -> dic
                 continue
             pieces[StateBook.key(info.name, what, 0, info.numel)] = piece
     return pieces
+
+
+def unpack_state(
+    book: StateBook, infos: Sequence[TensorInfo | None], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """The inverse of `pack_state`: torch's state_dict, with the optimizer's present settings."""
+    state: dict[int, dict[str, Any]] = {}
+    for index, info in enumerate(infos):
+        if info is None:
+            continue
+        kept: dict[str, Any] = {}
+        for what in book.kinds(info.name):
+            value = book.piece(info.name, what, 0, info.numel)
+            assert value is not None
+            if what[-2:] in ("#i", "#f"):
+                kept[what[:-2]] = int(value) if what.endswith("#i") else float(value)
+            elif value.numel() == info.numel and value.dim():
+                kept[what] = value.reshape(-1).as_strided(info.shape, info.stride).clone()
+            else:
+                kept[what] = value.clone()
+        if kept:
+            state[index] = kept
+    groups, start = [], 0
+    for group in optimizer.param_groups:
+        count = len(group["params"])
+        packed = {k: v for k, v in group.items() if k != "params"}
+        groups.append({**packed, "params": list(range(start, start + count))})
+        start += count
+    return {"state": state, "param_groups": groups}

@@ -6,8 +6,11 @@ as a run with one worker, so that both give bitwise the same result.
 
 import contextlib
 import inspect
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,29 +18,49 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from paceline.comm import Connection, Kind
+from paceline.comm import Connection, Kind, Region
+from paceline.comm.compression import refuse_useless
+from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
+from paceline.modes import ModeSpec, parse_mode
 from paceline.params import (
     Layout,
     OptimizerSpec,
     StateBook,
+    TensorInfo,
     bind,
     describe,
     settings_of,
     tensor_views,
 )
 from paceline.worker.client import Client, Grant
-from paceline.worker.gradients import GradientMemory
+from paceline.worker.encoding import follow_settings, without_momentum
+from paceline.worker.free import FreeExchange
+from paceline.worker.gate import guard_parameters
+from paceline.worker.group import Group, GroupLinks, part_of
+from paceline.worker.group_stepping import GroupMemory, GroupStepper
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
-from paceline.worker.optimizer import make_exchanging, pack_state
+from paceline.worker.optimizer import make_exchanging, pack_state, unpack_state
+from paceline.worker.pipeline import PipelinedClient
 from paceline.worker.state import (
+    OWN_PARTS,
     capture,
     epoch_of,
     extras_of,
     load_extras,
     restore_rng,
     restore_schedulers,
+)
+from paceline.worker.stepping import (
+    Gradients,
+    Memory,
+    Request,
+    follows_rate,
+    local_step_of,
+    make_stepper,
+    runs_here,
+    served_optimizer,
 )
 
 __all__ = [
@@ -48,6 +71,11 @@ __all__ = [
     "current_session",
     "enter_session",
 ]
+
+log = logging.getLogger("paceline.worker")
+
+OVERLAPPED_SLICES = 8
+"""With overlap, a server's part of a small model is cut into so many slices: one alone cannot leave early."""
 
 LOG_S = 0.1
 STATS_S = 0.5
@@ -70,6 +98,11 @@ class Session:
 
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
+
+    @contextlib.contextmanager
+    def run_parameters(self) -> Iterator[None]:
+        """Within, the model has the run's parameters, not the worker's own."""
+        yield
 
 
 class Prepared:
@@ -112,7 +145,7 @@ class AloneSession(Session):
             raise UsageError("prepare() was called twice in one script; prepare everything in one call.")
         got = Prepared(objects)
         self.prepared = True
-        _use_fused(got.optimizer)
+        use_fused(got.optimizer)
         loader: LeasedLoader | StreamLoader | None = None
         if got.loader is not None:
             facts = data_facts(got.loader)
@@ -122,7 +155,7 @@ class AloneSession(Session):
         return got.give_back(objects, loader)
 
 
-def _use_fused(optimizer: torch.optim.Optimizer) -> None:
+def use_fused(optimizer: torch.optim.Optimizer) -> None:
     """Servers use torch's fused kernels; alone we do too, so that the results are the same bits."""
     if "fused" not in inspect.signature(type(optimizer)).parameters:
         return
@@ -154,7 +187,7 @@ class _AloneSource:
         found = [(lease.id, list(lease.ranges)) for lease in leases]
         return Grant(found, self._book.done(epoch), False)
 
-    def used(self, lease: int | None, samples: int) -> None:
+    def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
         pass
 
     def entering(self, epoch: int) -> None:
@@ -178,9 +211,14 @@ class RunSession(Session):
         rank: int,
         world_size: int,
         servers: int,
+        mode: str,
         seed: int,
         optimizers: Sequence[str],
+        transfer: Transfer,
+        group: GroupLinks | None = None,
     ) -> None:
+        self.mode = parse_mode(mode)
+        self._transfer = transfer
         self.rank = rank
         self.world_size = world_size
         self._reach_servers = reach_servers
@@ -188,15 +226,27 @@ class RunSession(Session):
         self._servers = servers
         self._seed = seed
         self._optimizers = tuple(optimizers)
+        # Of the step in the making, and of the steps before it that no push has covered.
         self._leases: list[int] = []
         self._samples = 0
+        self._unsent_leases: list[int] = []
+        self._unsent_samples = 0
+        # Held by whoever talks to the servers: in dogwild that is a thread, too.
+        self._link = threading.RLock()
+        self._free: FreeExchange | None = None
+        # The workers that this one all-reduces with, if the mode has groups.
+        self._group_links = group
+        self._group: Group | None = None
+        self._own_batches = self._borrowed_batches = 0
+        self._borrowed: set[int] = set()
+        self._refused: list[int] = []
+        self._owes_save = self._relays_save = False
+        self._cut = 0
         self._resume: dict[str, Tensor] = {}
         self._skipping: int | None = None
         self._replaying = False
-        self._owes_save = False
         self._epoch = -1
         self._clock = 0
-        self._wait_s = 0.0
         self._started = self._last_stats = time.monotonic()
         self._metrics: dict[str, float] = {}
         self._logged = 0.0
@@ -209,18 +259,31 @@ class RunSession(Session):
             raise UsageError("prepare() was called twice in one run; prepare everything in one call.")
         got = Prepared(objects)
         self._model, self._optimizer, self._schedulers = got.model, got.optimizer, got.schedulers
-        spec = OptimizerSpec.of(got.optimizer, self._optimizers)
+        self._served = served_optimizer(self.mode, got.optimizer)
+        compress = self._transfer.compress
+        if compress.has_momentum:
+            self._served = without_momentum(compress, self.mode, self._served)
+        spec = OptimizerSpec.of(self._served, self._optimizers)
+        if compress.wants_whole_tensors:
+            spec = replace(spec, whole_tensors=True)
         layout, parameters = describe(
-            got.model, got.optimizer, servers=self._servers, whole_tensors=spec.whole_tensors
+            got.model,
+            got.optimizer,
+            servers=self._servers * (OVERLAPPED_SLICES if self._transfer.overlap else 1),
+            whole_tensors=spec.whole_tensors,
         )
+        refuse_useless(compress, [t.shape for t in layout.tensors])
         self._layout, self._parameters = layout, parameters
         self._frozen = _frozen_of(got.model, got.optimizer)
         self._trained = {t.name for t in layout.tensors} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
+        if self.mode.by_epoch:
+            _check_has_epochs(self.mode, data)
         keys = [k for k, v in got.model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)]
         self._client = self._reach_servers()
         adopted = self._client.offer(layout, spec, data, keys, self._weights)
-        extras = {k: v for k, v in adopted.tensors.items() if not k.startswith(("rng:", "user:"))}
+        self.mode = self._client.mode = parse_mode(adopted.mode)
+        extras = {k: v for k, v in adopted.tensors.items() if not k.startswith(OWN_PARTS)}
         load_extras(got.model, extras, self._trained)
         # What the script loads until it is in an epoch of its own is older than what the run has.
         self._replaying = adopted.resumed or self._client.incarnation > 0
@@ -229,9 +292,16 @@ class RunSession(Session):
             self._skipping = adopted.epoch
             for scheduler in got.schedulers:
                 self._quieten(scheduler)
-        self._take_memory(layout, parameters)
-        self._sent_settings: list[Any] = []
+        local_step = local_step_of(got.optimizer)
         make_exchanging(got.optimizer, self)
+        if runs_here(self.mode):
+            use_fused(got.optimizer)
+        self._take_memory(layout, parameters, local_step)
+        self._sent_settings: list[Any] = []
+        if adopted.resumed:
+            self._load_local(adopted.tensors)
+        if isinstance(self._stepper, GroupStepper) and self.mode.inner is not None:
+            self._stepper.share()
         _offer_no_sync(got.model)
 
         def loaded(module: nn.Module, keys: Any) -> None:
@@ -243,7 +313,12 @@ class RunSession(Session):
         loader = None
         if got.loader is not None:
             loader = lease_loader(
-                got.loader, self, seed=self._seed, rank=self.rank, world_size=self.world_size
+                got.loader,
+                self,
+                seed=self._seed,
+                rank=self.rank,
+                world_size=self.world_size,
+                group_start=self.rank if self._group is None else self._group.root,
             )
         return got.give_back(objects, loader)
 
@@ -255,73 +330,205 @@ class RunSession(Session):
                 view.copy_(p)
         return base, extras_of(self._model, self._trained)
 
-    def _take_memory(self, layout: Layout, parameters: list[nn.Parameter]) -> None:
-        """Join, and let parameters and gradients be views of the memory shared with the servers."""
+    def _take_memory(
+        self, layout: Layout, parameters: list[nn.Parameter], local_step: Callable[[], Any]
+    ) -> None:
+        """Join, and let parameters and what is pushed be views of the memory shared with the servers."""
         device = parameters[0].device
         on_host = device.type == "cpu"
+        if self._group_links is not None:
+            self._client.greeting = {"listens": self._group_links.address}
         self._slot, self._fresh = self._client.attach(in_place=on_host)
-        if on_host:
-            self._near_slot, self._near = self._slot, self._fresh
-        else:  # the servers' memory is on the host: keep flat mirrors on the device
-            self._near_slot = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
-            self._near = self._fresh.to(device)
+        slot, base = self._slot, self._fresh
+        if not on_host:  # the servers' memory is on the host: keep flat mirrors on the device
+            slot = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
+            base = self._fresh.to(device)
             _pin(self._slot)
             _pin(self._fresh)
-        bind(parameters, tensor_views(self._near, layout))
-        self._gradients = GradientMemory(parameters, tensor_views(self._near_slot, layout))
+        self.mode = self._client.mode
+        if self._group_links is not None:
+            self._join_group(self._group_links, slot, base, local_step)
+            return
+        near = base.clone() if self.mode.local and not self._client.in_place else base
+        self._memory = Memory(slot, base, near)
+        bind(parameters, tensor_views(near, layout))
+        self._stepper = make_stepper(
+            self.mode, layout, self._memory, parameters, self._optimizer, local_step
+        )
         self._versions = _whereabouts(parameters)
+        if isinstance(self._client, PipelinedClient):
+            self._hide_exchanges(self._client)
+        if self.mode.name == "dogwild":
+            self._free = FreeExchange(self._flush)
+
+    def _join_group(
+        self, links: GroupLinks, slot: Tensor, base: Tensor, local_step: Callable[[], Any]
+    ) -> None:
+        """Let parameters and gradients be views of memory that the group sees, too."""
+        layout, device = self._layout, base.device
+        if self.mode.inner is not None and self.mode.inner.local:
+            # What is pushed and fetched is not the gradient, and not what the model computes with.
+            mine = GroupMemory.of(Region.create(2 * layout.nbytes), layout, device)
+            mine.near.copy_(base)
+        else:
+            mine = GroupMemory(self._client.region, slot, self._slot, base, self._fresh)
+        self._memory = Memory(slot, base, mine.near)
+        bind(self._parameters, tensor_views(mine.near, layout))
+        self._group = Group(
+            links.ranks,
+            links.rank,
+            links.meet(self._client.welcome.get("group")),
+            region=mine.region,
+            layout=layout,
+            deadline_s=links.deadline_s,
+        )
+        self._stepper = GroupStepper(
+            self._group,
+            self,
+            mine,
+            self.mode,
+            layout,
+            self._memory,
+            self._parameters,
+            self._optimizer,
+            local_step,
+        )
+        self._versions = _whereabouts(self._parameters)
+
+    def _hide_exchanges(self, client: PipelinedClient) -> None:
+        """Let gradients leave, and parameters come, while the script computes."""
+        if self._transfer.overlap and isinstance(self._stepper, Gradients) and client.encoders is None:
+            self._stepper.gradients.on_gradient = client.watch(self._memory.slot)
+        if client.arrives_late:
+            guard_parameters(self._model, self._parameters, self._layout, client.need)
+            if self._memory.base is not self._fresh:
+                client.upload_with(self._upload)
+
+    def _upload(self, index: int) -> None:
+        piece = self._layout.slices[index]
+        fresh = self._fresh[piece.start : piece.stop]
+        self._memory.base[piece.start : piece.stop].copy_(fresh, non_blocking=True)
+
+    def _load_local(self, tensors: dict[str, Tensor]) -> None:
+        """After a resume: what this worker alone has of the state."""
+        if self._client.encoders is not None:
+            dropped = self._client.encoders.load(
+                {k.removeprefix("encoder:"): v for k, v in tensors.items() if k.startswith("encoder:")}
+            )
+            if dropped is not None:
+                log.warning("worker:%s: %s", self.rank, dropped)
+        self._stepper.load({k[8:]: v for k, v in tensors.items() if k.startswith("stepper:")})
+        inner = {k[6:]: v for k, v in tensors.items() if k.startswith("inner:")}
+        if inner and runs_here(self.mode):
+            state = unpack_state(StateBook([inner]), self._infos_in_optimizer_order(), self._optimizer)
+            self._optimizer.load_local_state(state)  # type: ignore[attr-defined]
 
     # --- the optimizer's side ---------------------------------------------------------------------
 
     def step(self) -> None:
-        """One exchange: what optimizer.step() does."""
+        """What optimizer.step() does: a step of the mode, with the exchanges it asks for."""
         self.back()
-        self._check_untouched()
+        if not self.mode.local:
+            self._check_untouched()
+        self._check_frozen()
         self._replaying = False
-        missing, finite = self._gradients.collect()
-        body: dict[str, Any] = {"samples": self._samples, "leases": self._leases}
-        if self._settings_changed():
-            body["settings"] = _without_kernel_choice(settings_of(self._optimizer))
-        if missing:
-            body["missing"] = missing
-        if not finite:
-            body["void"] = True
-        self._leases, self._samples = [], 0
-        self._to_host()
-        before = time.perf_counter()
-        save_wanted = self._client.exchange(**body)
-        now = time.perf_counter()
-        self._wait_s += now - before
-        self._from_host()
+        for request in self._stepper.step():
+            self._exchange(request)
+        with self._link:
+            if self._group is None or self._group.is_root:  # the root's pushes cover its group's samples
+                self._unsent_leases += self._leases
+                self._unsent_samples += self._samples
+            self._leases, self._samples = [], 0
+            self._own_batches = self._borrowed_batches = 0
+        if self._free is not None:
+            self._free.wake()
         self._clock += 1
-        # Its part of a checkpoint is due between two batches: what the script still does after this step
-        # (a scheduler's step, say) belongs to it.
-        self._owes_save = save_wanted
         if time.monotonic() - self._last_stats > STATS_S:
             self._send_metrics()
             self._report()
             self._check_memory()
 
+    def _exchange(self, request: Request) -> None:
+        """Answer a stepper's request."""
+        body: dict[str, Any] = {}
+        if request.push:
+            body = self._push_body(request)
+            if request.carries == "slot":
+                self._to_host()
+        kind = Kind.PUSH if request.push else Kind.PULL
+        self._client.exchange(kind, fetch=request.fetch, **body)
+        self._follow_mode()
+        if request.fetch and not self._client.arrives_late:
+            self._from_host()
+
+    def _follow_mode(self) -> None:
+        """The run was switched: the parameters may lie elsewhere now. Only modes of one kind are switched."""
+        if self._client.mode == self.mode:
+            return
+        self.mode = self._client.mode
+        fresh = self._client.parameters
+        if fresh.data_ptr() == self._fresh.data_ptr():
+            return
+        if self._memory.base is self._fresh:
+            self._memory = Memory(self._memory.slot, fresh, fresh)
+            bind(self._parameters, tensor_views(fresh, self._layout))
+            self._client.forget_private_writes()
+            self._stepper.memory = self._memory
+            self._versions = _whereabouts(self._parameters)
+        else:
+            _pin(fresh)
+        self._fresh = fresh
+
+    def _flush(self) -> None:
+        """Push what no push has covered."""
+        with self._link:
+            for request in self._stepper.flush():
+                self._exchange(replace(request, covers_step=False))  # no step is being made
+
+    def _push_body(self, request: Request) -> dict[str, Any]:
+        leases, samples = self._unsent_leases, self._unsent_samples
+        self._unsent_leases, self._unsent_samples = [], 0
+        if request.covers_step:
+            leases, samples = leases + self._leases, samples + self._samples
+            self._leases, self._samples = [], 0
+        body: dict[str, Any] = {"samples": samples, "leases": leases}
+        if self._settings_changed():
+            body["settings"] = _without_kernel_choice(settings_of(self._served))
+        if request.missing:
+            body["missing"] = list(request.missing)
+        if not request.finite:
+            body["void"] = True
+        if request.carries != "slot":
+            body["carries"] = request.carries
+        if self._refused:
+            body["refused"], self._refused = self._refused, []
+        return body
+
     def _settings_changed(self) -> bool:
         """Whether a setting differs from what was sent last. Every step asks, so it must be cheap."""
-        values = [[v for k, v in g.items() if k != "params"] for g in self._optimizer.param_groups]
+        if self._client.encoders is not None and self._client.encoders.spec.has_momentum:
+            self._client.encoders.use_momentum(self._optimizer.param_groups)
+            follow_settings(self._served, self._optimizer)
+        if follows_rate(self.mode, self._optimizer):
+            for outer, group in zip(self._served.param_groups, self._optimizer.param_groups, strict=True):
+                outer["lr"] = group["lr"]
+        values = [[v for k, v in g.items() if k != "params"] for g in self._served.param_groups]
         if any(isinstance(v, Tensor) for group in values for v in group):
-            values = [list(g.values()) for g in settings_of(self._optimizer)]
+            values = [list(g.values()) for g in settings_of(self._served)]
         if values == self._sent_settings:
             return False
         self._sent_settings = values
         return True
 
     def _to_host(self) -> None:
-        if self._near_slot is not self._slot:
-            self._slot.copy_(self._near_slot)
+        if self._memory.slot is not self._slot:
+            self._slot.copy_(self._memory.slot)
 
     def _from_host(self) -> None:
-        if self._near is not self._fresh:
-            self._near.copy_(self._fresh)
+        if self._memory.base is not self._fresh:
+            self._memory.base.copy_(self._fresh)
 
-    def _check_untouched(self) -> None:
-        """Writing into parameters behind the servers' back would be lost: say so."""
+    def _check_frozen(self) -> None:
         for name, p in self._frozen:
             if p.grad is not None:
                 raise UsageError(
@@ -329,6 +536,9 @@ class RunSession(Session):
                     "servers do not hold it. Let it require a gradient before prepare(); to train it later "
                     "only, set its grad to None until then."
                 )
+
+    def _check_untouched(self) -> None:
+        """Writing into parameters behind the servers' back would be lost: say so."""
         versions = _whereabouts(self._parameters)
         if versions == self._versions:
             return
@@ -350,94 +560,151 @@ class RunSession(Session):
 
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
-        if self._replaying:
+        if self._client.arrives_late:
+            self._client.settle()
+        if self._group is not None and not self._replaying:
+            self._group.meet("assigns its model's parameters")
+            self._assign()
+            assert isinstance(self._stepper, GroupStepper)
+            self._stepper.share()
+        else:
+            self._assign()
+
+    def _assign(self) -> None:
+        if self._group is not None and not (self._group.is_root or self._replaying):
+            pass  # the root's parameters count, and come with the next share
+        elif self._replaying:
             self._client.exchange(Kind.PULL)
+            self._client.settle()
         else:
             with torch.no_grad():
-                views = tensor_views(self._near_slot, self._layout)
+                views = tensor_views(self._memory.slot, self._layout)
                 for p, view in zip(self._parameters, views, strict=True):
                     view.copy_(p)
             self._to_host()
             self._client.exchange(Kind.ASSIGN)
         self._client.forget_private_writes()
         self._from_host()
-        bind(self._parameters, tensor_views(self._near, self._layout))
+        bind(self._parameters, tensor_views(self._memory.near, self._layout))
+        self._stepper.overwritten()
         self._versions = _whereabouts(self._parameters)
-        self._gradients.overwritten()
+
+    @contextlib.contextmanager
+    def run_parameters(self) -> Iterator[None]:
+        """Within, the model has the run's parameters, not the worker's own."""
+        if self._memory.near is self._memory.base:
+            yield
+            return
+        with self._link:
+            # The next push is measured from what was fetched for training: that stays as it is.
+            fetched, version = self._memory.base.clone(), self._client.version
+            self._exchange(Request(push=False))
+            shown = self._memory.base.clone()
+            self._memory.base.copy_(fetched)
+            self._client.version = version
+        bind(self._parameters, tensor_views(shown, self._layout))
+        try:
+            yield
+        finally:
+            bind(self._parameters, tensor_views(self._memory.near, self._layout))
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state_dict, with the state from the servers."""
+        """The optimizer's state_dict, with the state from where the optimizer runs."""
+        if runs_here(self.mode):
+            return self._optimizer.local_state()  # type: ignore[attr-defined, no-any-return]
         book = StateBook(self._client.optimizer_state())
-        names = self._names_in_optimizer_order()
-        infos = {t.name: t for t in self._layout.tensors}
-        state: dict[int, dict[str, Any]] = {}
-        for index, name in enumerate(names):
-            if name not in infos:
-                continue
-            info = infos[name]
-            kept: dict[str, Any] = {}
-            for what in book.kinds(name):
-                value = book.piece(name, what, 0, info.numel)
-                assert value is not None
-                if what[-2:] in ("#i", "#f"):
-                    kept[what[:-2]] = int(value) if what.endswith("#i") else float(value)
-                elif value.numel() == info.numel and value.dim():
-                    kept[what] = value.reshape(-1).as_strided(info.shape, info.stride).clone()
-                else:
-                    kept[what] = value.clone()
-            if kept:
-                state[index] = kept
-        groups, start = [], 0
-        for group in self._optimizer.param_groups:
-            count = len(group["params"])
-            packed = {k: v for k, v in group.items() if k != "params"}
-            groups.append({**packed, "params": list(range(start, start + count))})
-            start += count
-        return {"state": state, "param_groups": groups}
+        return unpack_state(book, self._infos_in_optimizer_order(), self._optimizer)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Give the servers an optimizer state_dict."""
+        """Take over an optimizer state_dict, where the optimizer runs."""
         if self._replaying:
             return
-        names = self._names_in_optimizer_order()
-        if sum(len(g["params"]) for g in state["param_groups"]) != len(names):
+        if self._group is not None and self.mode.serverless:
+            self._group.meet("loads an optimizer state")
+        if runs_here(self.mode):
+            self._optimizer.load_local_state(state)  # type: ignore[attr-defined]
+            return
+        infos = self._infos_in_optimizer_order()
+        if sum(len(g["params"]) for g in state["param_groups"]) != len(infos):
             raise UsageError(
                 f"the optimizer state has {sum(len(g['params']) for g in state['param_groups'])} parameters, "
-                f"this optimizer has {len(names)}."
+                f"this optimizer has {len(infos)}."
             )
-        infos = {t.name: t for t in self._layout.tensors}
-        self._client.load_optimizer_state(pack_state(state, [infos.get(name) for name in names]))
+        if self.mode.by_epoch:  # what torch's LBFGS remembers does not fit: settings only
+            state = {**state, "state": {}}
+        self._client.load_optimizer_state(pack_state(state, infos))
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k != "params"})
         self._sent_settings = []
 
-    def _names_in_optimizer_order(self) -> list[str]:
-        names = {id(p): n for n, p in self._model.named_parameters()}
-        return [names[id(p)] for g in self._optimizer.param_groups for p in g["params"]]
+    def _infos_in_optimizer_order(self) -> list[TensorInfo | None]:
+        """Of the optimizer's parameters; None for those that are not trained."""
+        infos = {id(p): info for p, info in zip(self._parameters, self._layout.tensors, strict=True)}
+        return [infos.get(id(p)) for g in self._optimizer.param_groups for p in g["params"]]
 
     # --- the loader's side ------------------------------------------------------------------------
 
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
         """Leases from the lead server."""
         self.back()
-        before = time.perf_counter()
+        if wait and self.mode.local and self.mode.spare is not None:
+            self._flush()  # a round waits for nobody who rests: what it would bring later came too late
+        if self.mode.by_epoch:
+            give_back = [*give_back, *self._without_step(epoch, wait=wait)]
+        version = self._client.version
         # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
-        carry = self._leases if wait else ()
-        grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry)
-        if wait:
-            self._wait_s += time.perf_counter() - before
-        if grant.save:
+        with self._link:
+            carry = [*self._unsent_leases, *self._leases] if wait else ()
+            grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry)
+        self._follow_mode()
+        if self._client.version != version:
+            self._from_host()
+            if self.mode.local:
+                self._stepper.caught_up()
+        if grant.save or self._client.save_due():
+            self._relays_save = True
             self._save()
-        return grant
+        return grant if self._group is None else self._my_part(grant, self._group)
 
-    def used(self, lease: int | None, samples: int) -> None:
+    def _without_step(self, epoch: int, *, wait: bool) -> list[int]:
+        """Sandblaster: leases of a loop that was left early, whose last batch got no step."""
+        if epoch > self._epoch:
+            leases, self._leases, self._samples = self._leases, [], 0
+            return leases
+        if wait and self._leases:
+            raise UsageError(
+                f"worker:{self.rank} read {len(self._leases)} batches at the end of epoch {epoch + 1} and "
+                f"made no optimizer.step() for them. In mode {self.mode} a step adds a batch to the gradient "
+                "of the whole data set, and that needs every batch: step after each one. Accumulating "
+                "several gains nothing here."
+            )
+        return []
+
+    def _my_part(self, grant: Grant, group: Group) -> Grant:
+        """Of every row that the group was granted."""
+        leases = []
+        for lease, ranges in grant.leases:
+            part = part_of(ranges, group.size, group.place)
+            if not part.counts:
+                self._borrowed.add(lease)
+            leases.append((lease, part.ranges))
+        return replace(grant, leases=leases)
+
+    def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
         """The script got a batch."""
         if lease is not None:
             self._leases.append(lease)
-        self._samples += samples
+        if counts and lease not in self._borrowed:
+            self._samples += samples
+            self._own_batches += 1
+        else:
+            self._borrowed.discard(lease if lease is not None else -1)
+            self._borrowed_batches += 1
 
     def entering(self, epoch: int) -> None:
         """After a resume from between two epochs: all is put back before the epoch is begun."""
+        if isinstance(self._stepper, GroupStepper):
+            self._stepper.enter(epoch)
         if epoch_of(self._resume) != epoch:
             self._go_on(epoch)
 
@@ -455,8 +722,9 @@ class RunSession(Session):
         self._resume = {}
 
     def back(self) -> None:
-        """The script is between two batches."""
-        if self._owes_save:
+        """The script is between two batches. Its part of a checkpoint is due here and not in a step: what
+        it does after that (a scheduler's step, say) belongs to it."""
+        if self.prepared and (self._client.save_due() or self._owes_save):
             self._save()
 
     def _quieten(self, scheduler: Any) -> None:
@@ -469,20 +737,65 @@ class RunSession(Session):
 
         scheduler.step = unless_skipping
 
+    # --- the group's side (GroupAccount) ----------------------------------------------------------
+
+    def tally(self) -> tuple[int, bool]:
+        """Samples of this member's step, and whether it counts at all."""
+        return self._samples, self._own_batches > 0 or not self._borrowed_batches
+
+    def agreed(self, samples: int) -> None:
+        """So many samples went into the group's step."""
+        self._samples = samples
+
+    def refused(self) -> None:
+        """The group's step was not finite, and is not made: its samples are told with the next push."""
+        self._refused += self._leases
+        self._leases, self._samples = [], 0
+
+    def cut_next(self) -> int:
+        """The version of a checkpoint that this step ends with, 0 if there is none."""
+        return self._client.version + 1 if self._client.cut_next else 0
+
+    def save_asked(self) -> bool:
+        """Whether the run has asked for this member's part of a checkpoint since the last time."""
+        if self._client.save_due():
+            self._owes_save = self._relays_save = True
+        asked, self._relays_save = self._relays_save, False
+        return asked
+
+    def owe_save(self, cut: int = 0) -> None:
+        """This member's part of a checkpoint (of version `cut`) is due after this step."""
+        if cut or not (self._group is not None and self._group.is_root):
+            self._owes_save, self._cut = True, cut
+
+    def version(self, version: int | None = None) -> int:
+        """The version that this member's parameters are of; set, if given."""
+        if version is not None:
+            self._client.version = version
+        return self._client.version
+
     # --- the run's side ---------------------------------------------------------------------------
 
     def _save(self) -> None:
         self._owes_save = False
-        self._client.save(
-            capture(
-                self._model,
-                self._trained,
-                self._schedulers,
-                self._optimizer,
-                self._epoch,
-                with_frozen=self.rank == 0,
-            )
+        self._client.settle()
+        part = capture(
+            self._model,
+            self._trained,
+            self._schedulers,
+            self._optimizer,
+            self._epoch,
+            with_frozen=self.rank == 0,
         )
+        part |= {f"stepper:{k}": v for k, v in self._stepper.state().items()}
+        if self._client.encoders is not None:
+            part |= {f"encoder:{k}": v for k, v in self._client.encoders.state().items()}
+        if runs_here(self.mode) and (self._group is None or self._group.is_root):
+            inner = pack_state(self.optimizer_state(), self._infos_in_optimizer_order())
+            part |= {f"inner:{k}": v for k, v in inner.items()}
+        cut, self._cut = self._cut, 0
+        with self._link:
+            self._client.save(part, cut)
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
@@ -503,10 +816,13 @@ class RunSession(Session):
     def _report(self) -> None:
         self._last_stats = time.monotonic()
         elapsed = self._last_stats - self._started
+        wait_s = self._client.wait_s + (self._group.waited_s if self._group is not None else 0.0)
         body = {
             "clock": self._clock,
-            "wait_s": round(self._wait_s, 6),
-            "step_s": round(elapsed - self._wait_s, 6),
+            "wait_s": round(wait_s, 6),
+            "step_s": round(elapsed - wait_s, 6),
+            "bytes_out": self._client.bytes_sent,
+            "bytes_in": self._client.bytes_received,
         }
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, body)
@@ -514,10 +830,20 @@ class RunSession(Session):
     def finish(self) -> None:
         """The script ended in order."""
         if self.prepared:
+            if self._free is not None:
+                self._free.stop()
+            if self._group is not None:
+                self._group.meet("ends its script")
+            self._flush()
+            if self.mode.serverless and self._group is not None and self._group.is_root:
+                self._assign()  # the lead server's are those of the last checkpoint
+            self._client.settle()
             self._send_metrics()
             self._report()
             if self._skipping is None:  # else it found nothing left to do, and has nothing new to keep
                 self._save()
+            if self._group is not None:
+                self._group.close()
             self._client.bye()
 
 
@@ -525,6 +851,19 @@ def _frozen_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple
     """What the optimizer has of the model that requires no gradient, by name."""
     given = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return [(n, p) for n, p in model.named_parameters() if id(p) in given and not p.requires_grad]
+
+
+def _check_has_epochs(mode: ModeSpec, data: dict[str, Any] | None) -> None:
+    if data is None or "samples" not in data:
+        problem = (
+            "prepare() got no DataLoader: pass it the training loader"
+            if data is None
+            else "an IterableDataset has no length: use a map-style data set"
+        )
+        raise UsageError(
+            f"mode {mode} makes one step of the gradient of a whole epoch, and {problem}, or use a mode such "
+            "as bsp or asp."
+        )
 
 
 def _whereabouts(parameters: Sequence[nn.Parameter]) -> list[tuple[int, int]]:

@@ -1,7 +1,9 @@
 """A worker's part of a checkpoint: buffers, random state, schedulers, as named tensors.
 
 Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `rng:epoch` (the one begun last),
-`user:scheduler:K` and `user:settings` (the optimizer's parameter groups), these two as JSON bytes.
+`user:scheduler:K` and `user:settings` (the optimizer's parameter groups), these two as JSON bytes; where
+workers step by themselves also `inner:…` (their optimizer's state) and `stepper:…` (see stepping.py), and
+where gradients are compressed `encoder:…` (see encoding.py).
 """
 
 import collections
@@ -16,7 +18,18 @@ from torch import Tensor, nn
 
 from paceline.params import settings_of
 
-__all__ = ["capture", "epoch_of", "extras_of", "load_extras", "restore_rng", "restore_schedulers"]
+__all__ = [
+    "OWN_PARTS",
+    "capture",
+    "epoch_of",
+    "extras_of",
+    "load_extras",
+    "restore_rng",
+    "restore_schedulers",
+]
+
+OWN_PARTS = ("rng:", "user:", "inner:", "stepper:", "encoder:")
+"""Beginnings of the keys that are not the model's."""
 
 
 def extras_of(model: nn.Module, trained: set[str]) -> dict[str, Tensor]:

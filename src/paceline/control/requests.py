@@ -1,0 +1,71 @@
+"""Requests to a run that is going on.
+
+A command writes its request into the run directory, the controller answers beside it. A directory and not a
+socket: the run directory is what a user has of a run, from every host that sees it, and its permissions say
+who may.
+"""
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.exceptions import DeadlineError, LinkError
+from paceline.storage.atomic import write_text_atomically
+
+__all__ = ["Requests"]
+
+_LOOK_S = 0.05
+
+
+class Requests:
+    """The requests of one run directory. Both sides use it: `ask` here, `pending` and `answer` there."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / "requests"
+
+    def ask(self, body: dict[str, Any], *, alive: Callable[[], bool], within_s: float) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            LinkError: the run ended before it answered.
+            DeadlineError: it did not answer in time.
+        """
+        name = secrets.token_hex(8)
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        request, answer = self._path / f"{name}.json", self._path / f"{name}.answer"
+        write_text_atomically(request, json.dumps(body), mode=0o600)
+        deadline = time.monotonic() + within_s
+        try:
+            while True:
+                over = not alive()
+                with contextlib.suppress(FileNotFoundError):
+                    return dict(json.loads(answer.read_text()))
+                if over:
+                    raise LinkError("the run ended before it answered")
+                if time.monotonic() > deadline:
+                    raise DeadlineError(f"the run's controller did not answer within {within_s:g} s")
+                time.sleep(_LOOK_S)
+        finally:
+            request.unlink(missing_ok=True)
+            answer.unlink(missing_ok=True)
+
+    def pending(self) -> dict[str, dict[str, Any]]:
+        """Requests that came since the last call, by name. Taken out of the directory."""
+        found = {}
+        for path in sorted(self._path.glob("*.json")) if self._path.is_dir() else ():
+            try:
+                body = json.loads(path.read_text())
+            except (OSError, ValueError):
+                body = None
+            path.unlink(missing_ok=True)
+            if isinstance(body, dict):
+                found[path.stem] = body
+        return found
+
+    def answer(self, name: str, body: dict[str, Any]) -> None:
+        """Answer a request. Raises OSError (a full disk)."""
+        write_text_atomically(self._path / f"{name}.answer", json.dumps(body), mode=0o600)

@@ -1,0 +1,142 @@
+"""How a worker's gradients are written for the way to the servers: an encoder for every slice.
+
+What encoders did not send yet is part of the worker's state: it travels in its part of a checkpoint, as
+`encoder:SLICE:WHAT`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.comm.compression import CompressionSpec
+from paceline.comm.compression.codec import Encoder, Piece
+from paceline.exceptions import UsageError
+from paceline.modes import ModeSpec
+from paceline.params import Layout, Slice, dtype_named
+
+__all__ = ["Encoders", "follow_settings", "without_momentum"]
+
+
+class Encoders:
+    """The encoders of one worker, by slice. One thread at a time.
+
+    Args:
+        seed: one for each worker and incarnation.
+    """
+
+    def __init__(self, spec: CompressionSpec, layout: Layout, seed: int) -> None:
+        self.spec = spec
+        self._layout = layout
+        self._seed = seed
+        self._momenta = [0.0] * (1 + max(s.group for s in layout.slices))
+        self._encoders = [self._make(s) for s in layout.slices]
+        self._seen = torch.zeros(len(layout.tensors), dtype=torch.bool)
+
+    def encode(self, index: int, flat: Tensor) -> bytes:
+        """The message for a slice."""
+        return self._encoders[index].encode(flat)
+
+    def still_missing(self, missing: Sequence[int]) -> list[int]:
+        """Those of the tensors without a gradient that servers are to skip.
+
+        A tensor that once had one is not skipped: something of it may have been held back until now.
+        """
+        if not self.spec.has_feedback:
+            return list(missing)
+        absent = torch.zeros_like(self._seen)
+        absent[list(missing)] = True
+        self._seen |= ~absent
+        return [i for i in missing if not self._seen[i]]
+
+    def use_momentum(self, groups: Sequence[dict[str, Any]]) -> None:
+        """dgc applies the optimizer's momentum here; it may change from step to step."""
+        if not self.spec.has_momentum:
+            return
+        momenta = [float(group["momentum"]) for group in groups]
+        if momenta == self._momenta:
+            return
+        self._momenta = momenta
+        for i, piece in enumerate(self._layout.slices):
+            before = self._encoders[i].state()
+            self._encoders[i] = self._make(piece)
+            self._encoders[i].load(before)
+
+    def residual_norm(self) -> float:
+        """L2 norm of all that was not sent yet."""
+        return math.sqrt(math.fsum(e.residual_norm() ** 2 for e in self._encoders))
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next messages depend on, besides the gradients."""
+        found = {"spec": _text(str(self.spec)), "cut": _text(self._layout.fingerprint), "seen": self._seen}
+        for i, encoder in enumerate(self._encoders):
+            found |= {f"{i}:{what}": value for what, value in encoder.state().items()}
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> str | None:
+        """Go on from `state()`. If that is of another compression or cut, says so, and begins anew."""
+        if not state:
+            return None
+        old = bytes(state["spec"].tolist()).decode()
+        if old != str(self.spec) or not torch.equal(state["cut"], _text(self._layout.fingerprint)):
+            held = [v for k, v in state.items() if k.endswith(":residual")]
+            norm = math.sqrt(math.fsum(float(torch.linalg.vector_norm(v.double())) ** 2 for v in held))
+            return (
+                f"gradient of L2 norm {norm:.3g} that compression {old} had held back is dropped: the "
+                "checkpoint was made with another compression or another number of servers"
+            )
+        for i, encoder in enumerate(self._encoders):
+            mine = f"{i}:"
+            encoder.load({k.removeprefix(mine): v for k, v in state.items() if k.startswith(mine)})
+        self._seen = state["seen"].clone()
+        return None
+
+    def _make(self, piece: Slice) -> Encoder:
+        pieces = [
+            Piece(start, stop) if tensor is None else Piece.whole(start, tensor.shape, tensor.stride)
+            for start, stop, tensor in self._layout.extents(piece)
+        ]
+        return Encoder(
+            self.spec,
+            pieces,
+            self._seed * len(self._layout.slices) + piece.index,
+            dtype=dtype_named(piece.dtype),
+            momentum=self._momenta[piece.group],  # 0 but for dgc
+        )
+
+
+def without_momentum(
+    spec: CompressionSpec, mode: ModeSpec, optimizer: torch.optim.Optimizer
+) -> torch.optim.Optimizer:
+    """The optimizer that servers run under dgc: the script's SGD, whose momentum the encoders apply.
+
+    Raises:
+        UsageError: the script's optimizer is another one.
+    """
+    reason = None
+    if mode.outer != "own" or mode.payload not in ("gradient", "sum"):
+        reason = f"mode {mode} steps with an optimizer of its own"
+    elif type(optimizer) is not torch.optim.SGD:
+        reason = f"the script's is {type(optimizer).__name__}"
+    elif any(group["nesterov"] or group["dampening"] for group in optimizer.param_groups):
+        reason = "the script's has nesterov or dampening"
+    if reason is not None:
+        raise UsageError(
+            f"compression {spec} takes over the momentum of a plain torch.optim.SGD, and {reason}. Use such "
+            f"an optimizer, or --compress topk:{spec.fraction}, which goes with every optimizer."
+        )
+    served = torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups])
+    follow_settings(served, optimizer)
+    return served
+
+
+def follow_settings(served: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+    """Give the servers' optimizer under dgc the script's settings, all but the momentum."""
+    for outer, group in zip(served.param_groups, optimizer.param_groups, strict=True):
+        outer.update({k: v for k, v in group.items() if k not in ("params", "momentum")}, momentum=0.0)
+
+
+def _text(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

@@ -1,0 +1,233 @@
+"""What a worker in a group does at optimizer.step().
+
+The members average their gradients, weighed by samples. Then, in allreduce, everybody makes the same step
+with its own optimizer; in a hybrid mode the root makes a step of the mode between the groups, and gives the
+parameters that come of it to the others.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.comm import Region
+from paceline.modes import ModeSpec
+from paceline.params import Layout, tensor_views
+from paceline.worker.gradients import GradientMemory
+from paceline.worker.group import Group
+from paceline.worker.stepping import Gradients, Memory, Request, Stepper, make_stepper
+
+__all__ = ["GroupAccount", "GroupMemory", "GroupStepper"]
+
+SLOW_S = 0.3
+"""From steps of this length on the lead server gets the root's parameters with every one of them: so a
+checkpoint that is wanted at once need not wait for the end of a step."""
+
+
+class GroupAccount(Protocol):
+    """What the session knows about a step, and is told about it."""
+
+    def tally(self) -> tuple[int, bool]:
+        """Samples of this member's step, and whether it counts at all."""
+
+    def agreed(self, samples: int) -> None:
+        """So many samples went into the group's step."""
+
+    def refused(self) -> None:
+        """The group's step was not finite, and is not made."""
+
+    def cut_next(self) -> int:
+        """The version of a checkpoint that this step ends with, 0 if there is none. On the root."""
+
+    def save_asked(self) -> bool:
+        """Whether the run has asked the root for its part of a checkpoint since the last time."""
+
+    def owe_save(self, cut: int = 0) -> None:
+        """This member's part of a checkpoint (of version `cut`) is due after this step."""
+
+    def version(self, version: int | None = None) -> int:
+        """The version that this member's parameters are of; set, if given."""
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """A member's gradient and parameters, on its model's device and in the memory that its group sees.
+
+    Where the model is on the host, the two are the same.
+    """
+
+    region: Region
+    gradient: Tensor
+    host_gradient: Tensor
+    near: Tensor
+    host_near: Tensor
+
+    @classmethod
+    def of(cls, region: Region, layout: Layout, device: torch.device) -> "GroupMemory":
+        """Over a region of twice the layout's size: the gradient, and behind it the parameters."""
+        memory = torch.frombuffer(region.buffer, dtype=torch.uint8)
+        gradient, near = memory[: layout.nbytes], memory[layout.nbytes :]
+        if device.type == "cpu":
+            return cls(region, gradient, gradient, near, near)
+        return cls(region, torch.zeros_like(gradient, device=device), gradient, near.to(device), near)
+
+    def averages(self) -> None:
+        """Let the group see the gradient."""
+        if self.gradient is not self.host_gradient:
+            self.host_gradient.copy_(self.gradient)
+
+    def averaged(self) -> None:
+        """Take the group's gradient."""
+        if self.gradient is not self.host_gradient:
+            self.gradient.copy_(self.host_gradient)
+
+    def show(self) -> None:
+        """Let the others see the parameters."""
+        if self.near is not self.host_near:
+            self.host_near.copy_(self.near)
+
+    def take(self) -> None:
+        """Take what the root has shown."""
+        if self.near is not self.host_near:
+            self.near.copy_(self.host_near)
+
+
+class GroupStepper(Stepper):
+    """One member's side of a mode with groups."""
+
+    def __init__(
+        self,
+        group: Group,
+        account: GroupAccount,
+        mine: GroupMemory,
+        mode: ModeSpec,
+        layout: Layout,
+        memory: Memory,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        local_step: Callable[[], Any],
+    ) -> None:
+        super().__init__(mode, layout, memory, parameters, optimizer, local_step)
+        self._group = group
+        self._account = account
+        self._mine = mine
+        self._pushed_at = time.monotonic()
+        self._inner: Stepper | None = None
+        if mode.inner is not None and group.is_root:
+            self._inner = make_stepper(mode.inner, layout, memory, parameters, optimizer, local_step)
+        views = tensor_views(mine.gradient, layout)
+        self.gradients = (
+            self._inner.gradients if isinstance(self._inner, Gradients) else GradientMemory(parameters, views)
+        )
+
+    def _step(self) -> Iterator[Request]:
+        missing, finite = self.gradients.collect()
+        samples, counts = self._account.tally()
+        cut = self._account.cut_next() if self._group.is_root else 0
+        facts = self._group.meet(
+            "calls optimizer.step()", samples=samples, counts=counts, finite=finite, missing=missing, cut=cut
+        )
+        heavy = [fact for fact in facts if fact["counts"]]
+        known = all(fact["samples"] > 0 for fact in heavy)
+        self._account.agreed(sum(fact["samples"] for fact in heavy))
+        cut = facts[0]["cut"]
+        if cut:
+            self._account.owe_save(cut)
+        if all(fact["finite"] for fact in heavy):
+            absent = set(heavy[0]["missing"]).intersection(*(fact["missing"] for fact in heavy[1:]))
+            finite = self._average(
+                [(fact["samples"] if known else 1) if fact["counts"] else 0 for fact in facts], absent
+            )
+        else:
+            finite = False
+        if self.mode.inner is None:
+            yield from self._step_together(finite, cut > 0)
+        else:
+            yield from self._step_for_all(finite)
+
+    def _average(self, weights: list[int], absent: set[int]) -> bool:
+        if self._group.size > 1:
+            self._mine.averages()
+            finite = self._group.mean(weights)
+            self._mine.averaged()
+        else:
+            finite = True
+        self.gradients.received(i for i in range(len(self._parameters)) if i not in absent)
+        return finite
+
+    def _step_together(self, finite: bool, cut: bool) -> Iterator[Request]:
+        """allreduce: everybody has the same gradient, and the same optimizer."""
+        if finite:
+            self._local_step()
+        self.unsent = 0
+        if self._group.is_root:
+            now = time.monotonic()
+            shows = cut or now - self._pushed_at > SLOW_S
+            if shows:
+                self._mine.show()
+            yield Request(fetch=False, finite=finite, carries="parameters" if shows else "nothing")
+            self._pushed_at = time.monotonic()
+
+    def _step_for_all(self, finite: bool) -> Iterator[Request]:
+        """A hybrid mode: the root steps, with its group's gradient for its own."""
+        if self._inner is not None:
+            if finite:
+                yield from self._inner.step()
+            elif isinstance(self._inner, Gradients):
+                yield Request(finite=False)
+            else:
+                self._account.refused()
+        self.share()
+
+    def share(self) -> None:
+        """Everybody goes on from the root's parameters."""
+        if self._group.is_root:
+            self._mine.show()
+            save = self._account.save_asked()
+            news = self._group.share(save=save, version=self._account.version())
+        else:
+            news = self._group.share()
+            self._mine.take()
+            self._account.version(news["version"])
+        if news["save"]:
+            self._account.owe_save()
+        if self.mode.local:
+            self._group.wait()  # the script may change the root's parameters now: the others have copied them
+
+    def enter(self, epoch: int) -> None:
+        """The script begins an epoch: a group does that together, from the same parameters."""
+        self._group.meet(f"begins epoch {epoch + 1} of its loader")
+        if self.mode.inner is not None:
+            self.share()
+
+    def flush(self) -> Iterator[Request]:
+        """Push what no push has covered."""
+        return self._inner.flush() if self._inner is not None else iter(())
+
+    def caught_up(self) -> None:
+        """It rested, with all its steps pushed, and fresh parameters came meanwhile."""
+        if self._inner is not None:
+            self._inner.caught_up()
+
+    def overwritten(self) -> None:
+        """The parameters were assigned: take them over, and forget what was on its way."""
+        self.gradients.overwritten()
+        if self._inner is not None:
+            self._inner.overwritten()
+        elif self.memory.near is not self.memory.base:
+            self._take_fresh()
+
+    def state(self) -> dict[str, Tensor]:
+        """The root's, of the mode between the groups."""
+        return self._inner.state() if self._inner is not None else {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state()`. What another root left is of no use here."""
+        if self._inner is not None:
+            self._inner.load(state)
+
+    def _exchange(self) -> Iterator[Request]:
+        return self.flush()
