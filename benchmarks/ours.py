@@ -67,6 +67,33 @@ def train(model: str, *, workers: int, servers: int, mode: str, batch: int, step
     return seconds
 
 
+def emulated(
+    *, mode: str, workers: int, batches: int, epochs: int, step_ms: float, slow_rank: int, slower: float
+) -> list[float]:
+    """Emulated computing (scripts/emulated.py), one server.
+
+    Args:
+        batches: in an epoch, of all workers together.
+        slow_rank: the worker whose steps take `slower` times as long.
+
+    Returns:
+        Seconds of each epoch.
+    """
+    reports = _run(
+        SCRIPTS / "emulated.py",
+        batches,
+        epochs,
+        step_ms,
+        slow_rank,
+        slower,
+        mode=mode,
+        workers=workers,
+        servers=1,
+    )
+    seconds: list[float] = reports[0]["seconds"]
+    return seconds
+
+
 def first_step(script: Path, *, workers: int, servers: int) -> FirstStep:
     """Launch `script` (scripts/first_step.py) with `paceline run`, until its first step is done."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
