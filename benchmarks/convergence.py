@@ -130,7 +130,9 @@ def main() -> None:
         futures = {pool.submit(accuracy, *case, seed): case for case in wanted for seed in seeds}
         for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
             scores[futures[future]].append(future.result())
-            print(f"[{done}/{len(futures)}] {' '.join(map(str, futures[future]))}", file=sys.stderr, flush=True)
+            print(
+                f"[{done}/{len(futures)}] {' '.join(map(str, futures[future]))}", file=sys.stderr, flush=True
+            )
     found = {case: statistics.fmean(score for score, _ in each) for case, each in scores.items()}
     for (name, count, mode), mean in found.items():
         stale = statistics.fmean(s for _, s in scores[name, count, mode])

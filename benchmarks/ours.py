@@ -94,6 +94,31 @@ def emulated(
     return seconds
 
 
+def digits(
+    *,
+    epochs: int,
+    optimizer: str,
+    lr: float,
+    seed: int = 0,
+    step_ms: float = 0,
+    conditions: str = "",
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Train the digits CNN (scripts/digits.py) with two workers and one server.
+
+    Args:
+        step_ms: a step takes at least that long, emulated.
+        conditions: of the links, as in PACELINE_LINK_CONDITIONS; "" leaves them as they are.
+        settings: options of `paceline run`; True for a flag.
+
+    Returns:
+        What the workers report, in rank order.
+    """
+    script = SCRIPTS / "digits.py"
+    args = (epochs, optimizer, lr, seed, step_ms)
+    return _run(script, *args, conditions=conditions, workers=2, servers=1, **settings)
+
+
 def first_step(script: Path, *, workers: int, servers: int) -> FirstStep:
     """Launch `script` (scripts/first_step.py) with `paceline run`, until its first step is done."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -113,16 +138,19 @@ def _paceline() -> list[str]:
 def _options(folder: Path, **settings: Any) -> list[str]:
     options = ["--quiet", "--run-dir", str(folder / "run")]
     for name, value in settings.items():
-        options += [f"--{name}", str(value)]
+        flag = f"--{name.replace('_', '-')}"
+        options += [flag] if value is True else [flag, str(value)]
     return options
 
 
-def _run(script: Path, *args: Any, **settings: Any) -> list[dict[str, Any]]:
+def _run(script: Path, *args: Any, conditions: str = "", **settings: Any) -> list[dict[str, Any]]:
     """Run a script of ours and return what its workers report, in rank order."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         command = [*_paceline(), *_options(folder, **settings), str(script), name, *map(str, args)]
         env = peers.child_env(name, {"PACELINE_RUNS": name})
+        if conditions:
+            env["PACELINE_LINK_CONDITIONS"] = conditions
         done = subprocess.run(
             command, env=env, cwd=peers.ROOT, capture_output=True, text=True, timeout=peers.DEADLINE_S
         )

@@ -39,16 +39,16 @@ class Task:
     """Of each worker."""
     epochs: int
     learning_rate: float
-    momentum: float = 0.9
-    max_norm: float = 1.0
+    max_norm: float
     """Workers clip their gradients to this norm."""
+    momentum: float = 0.9
 
     def optimizer(self, parameters: list[Tensor], learning_rate: float) -> torch.optim.Optimizer:
         """The optimizer that a script of this task has."""
         return torch.optim.SGD(parameters, lr=learning_rate, momentum=self.momentum)
 
     def backward(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-        """Add the clipped gradient of one batch to the model's; returns the loss."""
+        """Leave the clipped gradient of one batch in a model whose gradients were zero; returns the loss."""
         loss = F.cross_entropy(model(inputs), labels)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), self.max_norm)
@@ -81,6 +81,7 @@ def digits() -> Task:
         batch=16,
         epochs=20,
         learning_rate=0.05,
+        max_norm=5.0,
     )
 
 
@@ -96,6 +97,7 @@ def spirals() -> Task:
         batch=16,
         epochs=20,
         learning_rate=0.05,
+        max_norm=1.0,
     )
 
 
@@ -103,7 +105,7 @@ TASKS: dict[str, Callable[[], Task]] = {"digits": digits, "spirals": spirals}
 
 
 def _arms(count: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Points spread evenly over the disc, pulled to the arm of their class."""
+    """Points near the arms, as many on each unit of area inside as outside, and whose arm it is."""
     labels = random.integers(SPIRALS, size=count)
     radius = np.sqrt(random.uniform(0.01, 1, count))
     turns = labels / SPIRALS + _TURNS * radius + random.normal(0, _NOISE_TURNS, count)

@@ -187,7 +187,7 @@ def flat(state: dict[str, Tensor]) -> Tensor:
 
 @dataclass
 class Step:
-    """A step of one worker: on which samples, and which version and how many pushes it had before and after."""
+    """A step of one worker: its samples, and which version and how many pushes it had before and after."""
 
     ids: list[int]
     read: int

@@ -58,8 +58,8 @@ SOURCE = (
     + """
 from paceline.worker import current_session
 
-o = {"optimizer": "LBFGS", "settings": {"lr": 0.5, "history_size": 4}, "epochs": 5, "samples": 130, "batch": 9,
-     "closure": True, "die": None, "slow": None, "hang": None, "nan": None, "decay": 1.0, "ahead": 0}
+o = {"optimizer": "LBFGS", "settings": {"lr": 0.5, "history_size": 4}, "epochs": 5, "samples": 130,
+     "batch": 9, "closure": True, "die": None, "slow": None, "hang": None, "nan": None, "decay": 1.0, "ahead": 0}
 o |= json.loads(sys.argv[1])
 torch.set_num_threads(1)
 model = Logistic()
@@ -179,6 +179,11 @@ def assert_counted(ran: Any, epochs: int = EPOCHS, *, before: int = 0) -> None:
     assert {int(row["version"]) - int(row["read_version"]) for row in rows} == {1}
 
 
+def source_with(old: str, new: str) -> str:
+    assert SOURCE.count(old) == 1
+    return SOURCE.replace(old, new)
+
+
 def go(run: Any, *, workers: int = 1, job: dict[str, Any] | None = None, **options: Any) -> Any:
     settings = {"mode": "sandblaster", "servers": 2, "threads": 1, **(job or {})}
     return run(SOURCE, workers=workers, args=(json.dumps(options),), **settings)
@@ -279,20 +284,15 @@ def test_nobody_waits_for_a_slow_workers_last_batch(run, tmp_path, link):
 
 
 def test_a_point_whose_gradient_is_not_finite_is_left_by_a_shorter_step(run):
-    """NaN in one batch of the second epoch: its samples are refused, and the next point is nearer to the start."""
+    """NaN in a batch of the second epoch: its samples are refused, and the third point is nearer the start."""
     ran = go(run, nan=[1, 18], settings={"lr": 0.5, "line_search_fn": "strong_wolfe"}, epochs=3)
     assert ran.error is None
     assert ran.status.refused == 1
     assert [a["applied"] for a in ran.status.leases[:3]] == [SAMPLES, SAMPLES - 9, SAMPLES]
     assert [a["refused"] for a in ran.status.leases[:3]] == [0, 9, 0]
-    start = common().Logistic().layer.weight
-    trial = plain(1)["layer.weight"]
-    third = ran.results()[0]["losses"][2]
-    assert third == pytest.approx(loss_of({**plain(1), **_between(start, trial, plain(1))}), abs=1e-9)
-
-
-def _between(start: Tensor, trial: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"layer.weight": start + 0.1 * (trial - start), "layer.bias": 0.1 * state["layer.bias"]}
+    start, trial = common().Logistic().state_dict(), plain(1)
+    nearer = {name: start[name] + 0.1 * (trial[name] - start[name]) for name in start}
+    assert ran.results()[0]["losses"][2] == pytest.approx(loss_of(nearer), abs=1e-9)
 
 
 # --- going on -------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_as_if_it_had_not(run, tmp_path, s
 
 def test_going_on_with_another_mode_leaves_lbfgs_behind(run):
     """A run in bsp with SGD goes on where sandblaster ended, without its vectors; and the other way round."""
-    settings = {"optimizer": "SGD", "settings": {"lr": 0.1}}
+    settings = {"optimizer": "SGD", "settings": {"lr": 1e-3}}
     ended = go(run, epochs=3, **settings)
     before = loss_of(ended.model)
     ran = go(run, job={"mode": "bsp", "resume": ended}, epochs=5, **settings)
@@ -354,9 +354,9 @@ def test_going_on_with_another_mode_leaves_lbfgs_behind(run):
 
 def test_parameters_that_the_script_sets_begin_anew(run):
     """load_state_dict in the middle of a run: the history belongs to another place."""
-    source = SOURCE.replace(
-        "    for x, y, ids in loader:\n",
-        "    if epoch == 3:\n        model.load_state_dict(Logistic().state_dict())\n    for x, y, ids in loader:\n",
+    loop = "    for x, y, ids in loader:\n"
+    source = source_with(
+        loop, f"    if epoch == 3:\n        model.load_state_dict(Logistic().state_dict())\n{loop}"
     )
     ran = run(source, workers=2, mode="sandblaster", servers=2, threads=1, args=(json.dumps({"epochs": 6}),))
     assert ran.error is None
@@ -367,13 +367,17 @@ def test_parameters_that_the_script_sets_begin_anew(run):
 # --- what it does not take -------------------------------------------------------------------------------
 
 
+STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(data)
+
+loader = DataLoader(Stream(), batch_size=4)
+model, optimizer,"""
+
+
 def test_a_stream_is_refused(run):
-    source = SOURCE.replace(
-        'loader = DataLoader(data, batch_size=o["batch"], shuffle=True, num_workers=o["ahead"])',
-        "class Stream(torch.utils.data.IterableDataset):\n"
-        "    def __iter__(self):\n        return iter(data)\n"
-        "loader = DataLoader(Stream(), batch_size=4)",
-    )
+    source = source_with("\nmodel, optimizer,", STREAM)
     ran = run(source, workers=1, mode="sandblaster", args=("{}",))
     assert (
         "mode sandblaster makes one step of the gradient of a whole epoch, and an IterableDataset"
@@ -382,7 +386,7 @@ def test_a_stream_is_refused(run):
 
 
 def test_a_script_without_a_loader_is_refused(run):
-    source = SOURCE.replace(
+    source = source_with(
         "loader, scheduler = paceline.prepare(model, optimizer, loader, scheduler)",
         "scheduler = paceline.prepare(model, optimizer, scheduler)",
     )
@@ -392,21 +396,18 @@ def test_a_script_without_a_loader_is_refused(run):
 
 def test_batches_without_a_step_are_refused_at_the_end_of_their_epoch(run):
     """Accumulation over two of 15 batches leaves one."""
-    source = SOURCE.replace(
-        '        if o["closure"]:\n',
-        '        if len(read) % 2 == 0:\n            closure()\n        elif o["closure"]:\n',
+    step = """        if o["closure"]:\n"""
+    source = source_with(
+        step, "        if len(read) % 2 == 0:\n            closure()\n" + step.replace("if", "elif")
     )
     ran = run(source, workers=1, mode="sandblaster", args=("{}",))
     assert "worker:0 read 1 batches at the end of epoch 1" in ran.error
 
 
 def test_a_loop_that_is_left_early_gives_its_last_batch_to_others(run):
-    """Worker 1 leaves every epoch with a batch that it did not step for: the others compute it."""
-    source = SOURCE.replace(
-        '        if o["die"]',
-        '        if RANK == 1 and epoch % 2:\n            break\n        if o["die"]',
-        1,
-    )
+    """Worker 1 leaves every other epoch with a batch that it did not step for: worker 0 computes it."""
+    first = """        if o["die"] == steps"""
+    source = source_with(first, "        if RANK == 1 and epoch % 2:\n            break\n" + first)
     ran = run(source, workers=2, mode="sandblaster", threads=1, args=("{}",))
     assert ran.error is None
     assert_counted(ran)

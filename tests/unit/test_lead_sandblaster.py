@@ -84,7 +84,7 @@ class Servers:
                         assert run_on(vectors, ops) == []
                         for name in vectors.keys() - {"w", *kept}:
                             del vectors[name]
-                case ["admit", worker, version]:
+                case ["admit", worker, version, *_]:
                     self.admitted.append((worker, version))
                 case ["left", *_]:
                     pass
@@ -300,17 +300,24 @@ def test_a_twin_that_is_second_within_the_epoch_is_dropped_too() -> None:
     assert run.lead.version == 0 and run.servers.asked is None, "the third one's samples are still due"
 
 
-def test_a_push_of_an_older_point_is_dropped_and_its_samples_are_dealt_again() -> None:
-    run = Run(samples=8, batch=4)
-    a, b = run.workers.values()
-    a.take()
-    b.take()
-    run.servers.pushed[PushId(0, 0, 0)] = torch.ones(SIZE, dtype=torch.float64)
-    run.servers.execute(run.lead.assign(PushId(0, 0, 0)))
-    assert run.lead.version == 1 and torch.equal(run.servers.w, torch.ones(SIZE, dtype=torch.float64))
-    b.push()
-    assert (run.lead.totals.dropped, run.applied(0)) == (1, 0)
-    assert run.lead.book is not None and run.lead.book.remaining == 4
+def test_an_assign_waits_until_nobody_computes() -> None:
+    run = Run(samples=8, batch=4, workers=3)
+    ones = torch.ones(SIZE, dtype=torch.float64)
+    a, b, c = run.workers.values()
+    for worker in (a, b):
+        run.servers.pushed[PushId(worker.rank, 0, 0)] = ones * (1 + worker.rank)
+        run.servers.execute(run.lead.assign(PushId(worker.rank, 0, 0)))
+        worker.sequence = 1
+    c.take()
+    c.push()
+    assert run.lead.version == 0 and run.lead.missing_assigns == {2}
+    c.take()
+    c.push()
+    c.take()
+    assert c.epoch == 1  # an epoch of other parameters, which led nowhere
+    assert torch.equal(run.servers.w, ones), "the lowest rank's values count"
+    assert run.servers.admitted[-2:] == [(0, 1), (1, 1)] and run.lead.version == 2
+    assert (run.lead.totals.samples, run.lead.totals.dropped) == (8, 0)
 
 
 def test_parameters_that_are_assigned_begin_a_new_minimisation() -> None:
@@ -340,10 +347,13 @@ def test_what_was_added_up_before_an_assign_leads_to_no_step(asking: bool) -> No
         a.take()
         assert run.servers.asked is not None
     start = torch.full((SIZE,), 3.0, dtype=torch.float64)
-    run.servers.pushed[PushId(1, 0, 9)] = start
-    run.servers.execute(run.lead.assign(PushId(1, 0, 9)))
-    b.sequence = 10
-    b.fetch()
+    for worker in (b,) if asking else (a, b):
+        run.servers.pushed[PushId(worker.rank, 0, 9)] = start
+        run.servers.execute(run.lead.assign(PushId(worker.rank, 0, 9)))
+        worker.sequence = 10
+    if not asking:
+        a.fetch()
+        b.fetch()
     w = finish(run, 2)
     assert torch.equal(w, start) and run.lead.descent is not None and run.lead.descent.outcome == ""
     assert not torch.equal(finish(run, 3), start)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.comm import Kind, connect
 from paceline.comm.impairment import LINK_CONDITIONS, THREAD_NAME, Line
 from paceline.exceptions import UsageError
 from paceline.testing import LinkConditions, impaired, slow_links
-from tests.links import PATIENCE_S, open_descriptors, sockets
+from tests.links import PATIENCE_S, SECRET, Echo, echoes, open_descriptors, running, sockets, until
 
 CARRIERS = pytest.mark.parametrize("carrier", ["unix", "tcp"])
 MB = 1_000_000
@@ -375,3 +376,24 @@ def test_many_links_leave_nothing_behind() -> None:
             assert receive(far, 1) == b"x"
     assert_no_threads()
     assert open_descriptors() == before
+
+
+def test_a_connection_over_it_is_remote_and_its_last_frame_arrives() -> None:
+    handler = Echo()
+    with running(handler) as hub:
+        conditions = LinkConditions(latency_s=0.005)
+        connection = connect(hub.listener.address, SECRET, peer="server:0", conditions=conditions)
+        assert not connection.local
+        connection.sock.settimeout(PATIENCE_S)
+        connection.send(Kind.HELLO, {"role": "worker", "rank": 3})
+        start = time.monotonic()
+        assert echoes(connection)
+        assert time.monotonic() - start >= 0.01
+        frames: list[Kind] = []
+        handler.on_frame = lambda _, frame: frames.append(frame.kind)  # type: ignore[method-assign]
+        connection.send(Kind.BYE)
+        connection.close()
+        until(hub, lambda: bool(handler.ends))
+        assert frames == [Kind.BYE]
+        assert handler.ends == [("worker:3", "worker:3 closed the link")]
+    assert_no_threads()

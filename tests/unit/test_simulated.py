@@ -22,6 +22,7 @@ MODES = [
     "local:3",
     "diloco:3",
     "dogwild",
+    "sandblaster",
 ]
 SAMPLES = 50
 INPUTS = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

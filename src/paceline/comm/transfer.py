@@ -1,12 +1,14 @@
 """How payloads travel between a worker and the servers, and which modes that goes with."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paceline.comm.compression import CompressionSpec
-from paceline.exceptions import UsageError
+from paceline.exceptions import FrameError, UsageError
 from paceline.modes import ModeSpec
 
-__all__ = ["Transfer"]
+__all__ = ["Transfer", "encoded_sizes"]
 
 _NONE = CompressionSpec(name="none")
 
@@ -41,6 +43,14 @@ class Transfer:
         return self.compress.name != "none"
 
     @property
+    def replies(self) -> CompressionSpec | None:
+        """How parameters are written on their way back, as differences; None: as they are."""
+        if not self.compress_replies:
+            return None
+        # A difference of parameters has no momentum.
+        return replace(self.compress, name="topk") if self.compress.has_momentum else self.compress
+
+    @property
     def pipelined(self) -> bool:
         """Whether threads of the worker carry payloads while it computes."""
         return self.overlap or self.prefetch > 0
@@ -70,6 +80,11 @@ class Transfer:
             )
         if mode.name == "sandblaster":
             return "L-BFGS compares exact gradients; leave compress out"
+        if self.compress_replies and mode.damping in ("dc", "gap"):
+            return (
+                f"damping={mode.damping} compares with the parameters that a worker was sent, and with "
+                "compress_replies it has others; leave compress_replies out"
+            )
         if self.compress.has_momentum and (mode.outer != "own" or mode.payload == "delta"):
             return (
                 "dgc applies the momentum of the script's SGD, and here the servers step with another "
@@ -107,3 +122,20 @@ class Transfer:
                 "prefetch it computes from older ones; use damping=staleness or dynsgd"
             )
         return None
+
+
+def encoded_sizes(body: dict[str, Any], plain: Sequence[int]) -> list[int]:
+    """The sizes of encoded slices that a frame announces. FrameError if they are not plausible.
+
+    Args:
+        plain: the sizes of the slices as they lie in memory.
+    """
+    sizes = body.get("sizes")
+    if (
+        not isinstance(sizes, list)
+        or len(sizes) != len(plain)
+        # No compression makes a slice much larger: there are a few bytes and positions beside the elements.
+        or not all(type(n) is int and 0 < n <= 2 * m + 1024 for n, m in zip(sizes, plain, strict=True))
+    ):
+        raise FrameError(f"compressed slices of {sizes!r:.80} bytes for {len(plain)} slices")
+    return sizes

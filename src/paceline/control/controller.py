@@ -330,7 +330,7 @@ class Controller:
             self._note(str(body["note"]))
             return
         if "mode" in body:
-            self._on_mode(str(body["mode"]), int(body["version"]))
+            self._on_mode(str(body["mode"]), int(body["version"]), body.get("request"))
             return
         if "refused_switch" in body:
             self._answer(str(body["request"]), {"refused": body["refused_switch"]})
@@ -353,7 +353,10 @@ class Controller:
 
     def _on_request(self, name: str, body: dict[str, Any]) -> None:
         if body.get("kind") != "switch":
-            self._answer(name, {"refused": f"a request of kind {body.get('kind')!r} is unknown here"})
+            self._answer(
+                name,
+                {"refused": f"a request of kind {body.get('kind')!r:.40} is unknown here; known: 'switch'"},
+            )
             return
         try:
             self._switch(name, parse_mode(str(body.get("mode"))))
@@ -372,21 +375,26 @@ class Controller:
         link = self._links.get("server:0")
         if link is None or self._machine.state is not RunState.RUNNING:
             raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
-        if mode == present:
+        if mode == present and not self._switching:
             self._answer(request, {"mode": str(mode), "version": self.status.version})
             return
         self._switching[request] = mode
         with contextlib.suppress(LinkError):
             link.send(Kind.SWITCH, {"mode": str(mode), "request": request})
 
-    def _on_mode(self, text: str, version: int) -> None:
-        self._set_mode(parse_mode(text))
-        self._note(f"from update {version} on in mode {text}")
-        with self._going_on_without_disk():
-            self.run_dir.record_mode(text)
-        for request, mode in list(self._switching.items()):
-            if str(mode) == text:
-                self._answer(request, {"mode": text, "version": version})
+    def _on_mode(self, text: str, version: int, request: str | None) -> None:
+        """The lead server goes on in this mode; `request` was to take effect with it."""
+        if text != self.status.mode:
+            self._set_mode(parse_mode(text))
+            self._note(f"from update {version} on in mode {text}")
+            with self._going_on_without_disk():
+                self.run_dir.record_mode(text)
+        if request is None or request not in self._switching:
+            return
+        if str(self._switching[request]) == text:
+            self._answer(request, {"mode": text, "version": version})
+        else:
+            self._answer(request, {"refused": f"its schedule turned to {text} at update {version}"})
 
     def _set_mode(self, mode: ModeSpec) -> None:
         self.status.mode = str(mode)

@@ -19,6 +19,7 @@ from paceline.storage.atomic import write_text_atomically
 __all__ = ["Requests"]
 
 _LOOK_S = 0.05
+_LIMIT_BYTES = 64 << 10
 
 
 class Requests:
@@ -54,18 +55,36 @@ class Requests:
             answer.unlink(missing_ok=True)
 
     def pending(self) -> dict[str, dict[str, Any]]:
-        """Requests that came since the last call, by name. Taken out of the directory."""
+        """Requests that came since the last call, by name, the oldest first. Taken out of the directory.
+
+        What is no request at all is an empty one. Nothing but files is touched: a pipe would never end.
+        """
         found = {}
-        for path in sorted(self._path.glob("*.json")) if self._path.is_dir() else ():
-            try:
-                body = json.loads(path.read_text())
-            except (OSError, ValueError):
-                body = None
-            path.unlink(missing_ok=True)
-            if isinstance(body, dict):
+        for path in sorted(self._path.glob("*.json"), key=_age) if self._path.is_dir() else ():
+            if path.is_symlink() or not path.is_file():
+                continue
+            with contextlib.suppress(OSError):  # who asked may have given up and taken it back
+                body = _read(path)
+                path.unlink()
                 found[path.stem] = body
         return found
 
     def answer(self, name: str, body: dict[str, Any]) -> None:
         """Answer a request. Raises OSError (a full disk)."""
         write_text_atomically(self._path / f"{name}.answer", json.dumps(body), mode=0o600)
+
+
+def _age(path: Path) -> tuple[int, str]:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_mtime_ns, path.name
+    return 0, path.name
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        text = file.read(_LIMIT_BYTES)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}

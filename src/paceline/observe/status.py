@@ -80,7 +80,7 @@ class RunStatus:
     refused: int = 0
     """Pushes refused because they held NaN or Inf."""
     dropped: int = 0
-    """Pushes not applied: late in backup mode, or a repetition."""
+    """Pushes not applied: late in backup mode, second of two in sandblaster, or a repetition."""
     lost: int = 0
     """Pushes lost with the worker or server that held them."""
     restarts: int = 0

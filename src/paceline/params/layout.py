@@ -262,14 +262,15 @@ class Layout:
         size = ITEM_BYTES[t.dtype]
         return t.offset + segment.start * size, t.offset + segment.stop * size
 
-    def extents(self, piece: Slice) -> list[tuple[int, int, TensorInfo | None]]:
-        """Where each segment of a slice lies in it, in elements, and its tensor if it is all of one."""
+    def extents(self, piece: Slice) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """Of each segment of a slice: its first element there, its shape and its strides. A part of a tensor
+        has lost its shape: it is flat."""
         found = []
         for g in piece.segments:
-            t = self.tensors[g.tensor]
+            t, count = self.tensors[g.tensor], g.stop - g.start
             start = (self.byte_of(g)[0] - piece.start) // ITEM_BYTES[t.dtype]
-            count = g.stop - g.start
-            found.append((start, start + count, t if count == t.numel else None))
+            whole = count == t.numel
+            found.append((start, t.shape if whole else (count,), t.stride if whole else (1,)))
         return found
 
 

@@ -9,7 +9,7 @@ No sockets, no torch, no clock: tests drive it directly.
 Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["reduce", […the same]]
        ["hold", worker, incarnation, sequence]
        ["commit", scale]   ["drop", worker, incarnation, sequence]
-       ["admit", worker, version]   (with "pulled" behind: it asked for parameters, and pushed nothing)
+       ["admit", worker, version]   (with "fetch" behind: it wants parameters, whatever its last push said)
        ["assign", worker, incarnation, sequence]   ["left", worker, incarnation]
        ["mode", text]   ["checkpoint", version, directory]   (the latter added by the server)
        sandblaster: ["add", […as in apply]]   ["ask", operations]   ["vectors", operations, those to keep]
@@ -227,9 +227,11 @@ class Lead:
 
         Where workers read one memory, that must not change while another one computes on it, or computes
         what it will itself assign: it changes when all have assigned (the lowest rank's values count) or
-        wait for something else. Groups in bsp do the same.
+        wait for something else. Groups in bsp do the same, and so does sandblaster, where what has been added
+        up is of the old ones.
         """
         together = self.mode.in_place or (self.mode.inner is not None and self.mode.inner.in_place)
+        together = together or self.mode.by_epoch
         if not together:
             return [["assign", *_listed(push)], ["admit", push.worker, self.version]]
         self._assigns[push.worker] = push
@@ -247,11 +249,13 @@ class Lead:
             return []
         first, *rest = sorted(self._assigns.values())
         self._assigns.clear()
+        marks = []
         if self.descent is not None:
             self.descent.restart()
             self._changed()
+            marks = ["fetch"]
         drops = [["drop", *_listed(push)] for push in rest]
-        admits = [["admit", push.worker, self.version] for push in (first, *rest)]
+        admits = [["admit", push.worker, self.version, *marks] for push in (first, *rest)]
         return [*drops, ["assign", *_listed(first)], *admits]
 
     def over(self, epoch: int) -> bool:

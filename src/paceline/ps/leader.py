@@ -44,11 +44,11 @@ class LeadServer(Server):
     def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
         super().__init__(config, secret, controller)
         schedule = parse_schedule(self.mode, config.schedule)
-        self._lead = Lead(
-            self.mode, clip_norm=config.clip_norm, schedule=schedule, groups=config.groups
-        )
+        self._lead = Lead(self.mode, clip_norm=config.clip_norm, schedule=schedule, groups=config.groups)
         self._listens: dict[int, Any] = {}
         """Where the roots of groups listen for their members."""
+        self._request: str | None = None
+        """Whose switch is to take effect, at the end of a round."""
         self._untold: set[int] = set()
         """Workers that have not been told of the present mode."""
         self._followers: dict[int, Connection] = {}
@@ -139,12 +139,25 @@ class LeadServer(Server):
     def _switch(self, text: str, request: str) -> None:
         """The controller wants another mode, and has seen that the run can carry it."""
         mode = parse_mode(text)
-        reason = self._lead.mode.carries(mode)
-        if reason is None:
-            self._act(self._lead.switch(mode))
+        if reason := self._lead.mode.carries(mode):
+            self._refuse_switch(request, reason)
             return
+        if self._request is not None:
+            self._refuse_switch(self._request, f"a switch to {mode} came before it took effect")
+        self._request = request
+        self._act(self._lead.switch(mode))
+        if self._request == request and self._lead.mode == mode:
+            self._tell_mode()  # it is in it already, and what was to come was taken back
+
+    def _refuse_switch(self, request: str, reason: str) -> None:
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, {"refused_switch": reason, "request": request})
+
+    def _tell_mode(self) -> None:
+        request, self._request = self._request, None
+        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": request}
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, body)
 
     def _on_follower(self, connection: Connection, frame: Frame) -> None:
         if frame.kind is Kind.ADOPTED and self._adopting is not None:
@@ -315,7 +328,7 @@ class LeadServer(Server):
         self._act(self._lead.assign(push))
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
-        self._act([["admit", self._peer(connection).worker, self._lead.version, "pulled"]])
+        self._act([["admit", self._peer(connection).worker, self._lead.version, "fetch"]])
 
     def _on_take(self, connection: Connection, frame: Frame) -> None:
         peer, body = self._peer(connection), frame.body
@@ -417,8 +430,7 @@ class LeadServer(Server):
     def _change_mode(self, text: str) -> None:
         super()._change_mode(text)
         self._untold = set(self._peers)
-        with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"mode": text, "version": self._lead.version})
+        self._tell_mode()
 
     def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
         self._held_since.pop(worker, None)
@@ -484,9 +496,7 @@ class LeadServer(Server):
             self._save_again = self._unsaved or self._saver.version < self._lead.version
         elif self._last_saved == self._lead.version and not self._unsaved:
             self._report({"checkpoint": "kept", "version": self._last_saved})
-        elif (
-            (self.mode.by_round and self._lead.machine.active) or self._norms_due or not self._is_current()
-        ):
+        elif (self.mode.by_round and self._lead.machine.active) or self._norms_due or not self._is_current():
             # Between two rounds every worker is between two batches, and a resume is bitwise.
             self._save_at_next = True
         else:

@@ -8,7 +8,7 @@ region; inline they are buffers of this process that a thread of the peer fills 
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
-from paceline.comm.compression import CompressionSpec
-from paceline.comm.compression.codec import Decoder, Piece
+from paceline.comm.compression.codec import Decoder
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.transfer import Transfer, encoded_sizes
 from paceline.exceptions import FrameError, LinkError
-from paceline.params import Layout, Slice, bytes_of, dtype_named
+from paceline.params import Layout, bytes_of
+from paceline.ps.replies import Differences, decoder_of
 from paceline.ps.shard import Gradients, Shard
 
 __all__ = ["MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
@@ -113,7 +114,7 @@ class InlinePeer(WorkerPeer):
     hides the way they take. A thread of its own reads pushes into a buffer and sends slices as they come.
 
     Args:
-        compress: how it writes gradients.
+        transfer: how it writes gradients, and how it wants replies.
         live: the shard's own slices, sent from directly when the mode forbids writing meanwhile.
         post: hands a frame, or None when the link ended, to the server's main thread.
     """
@@ -126,7 +127,7 @@ class InlinePeer(WorkerPeer):
         layout: Layout,
         shard: Shard,
         *,
-        compress: CompressionSpec,
+        transfer: Transfer,
         in_place: bool,
         live: Sequence[Tensor],
         post: Callable[["InlinePeer", Frame | None, str], None],
@@ -141,9 +142,12 @@ class InlinePeer(WorkerPeer):
         self._early: set[int] = set()
         self._decoders: list[Decoder] = []
         self._encoded = bytearray()
-        if compress.name != "none":
-            self._decoders = [_decoder(compress, layout, piece) for piece in shard.slices]
-        self._out = [bytes_of(t) for t in (live if self.copy is None else self.copy)]
+        if transfer.compresses:
+            self._decoders = [decoder_of(transfer.compress, layout, piece) for piece in shard.slices]
+        self._differences: Differences | None = None
+        if transfer.replies is not None:
+            self._differences = Differences(transfer.replies, layout, shard.slices, seed=worker)
+        self._sources = live if self.copy is None else self.copy
         self._post = post
         self._outbox: queue.SimpleQueue[tuple[dict[str, Any], bool] | int | None] = queue.SimpleQueue()
         self._broken: LinkError | None = None
@@ -154,8 +158,7 @@ class InlinePeer(WorkerPeer):
     def read_in_place(self, in_place: bool) -> None:
         # Sending from a copy is right in every mode: whoever has one keeps it.
         if self.copy is None and not in_place:
-            self.copy = self._spare_copy()
-            self._out = [bytes_of(t) for t in self.copy]
+            self._sources = self.copy = self._spare_copy()
 
     def start_admit(self, body: dict[str, Any]) -> None:
         self._outbox.put((body, self.fetches))
@@ -189,7 +192,7 @@ class InlinePeer(WorkerPeer):
                 elif frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
                     self._read_payload(frame)
                     self._post(self, frame, "")
-                    self._answer()
+                    self._answer(whole=frame.kind is not Kind.PUSH)
                 else:
                     if frame.payload_bytes:
                         self.connection.read_blob(frame, MAX_STATE_BYTES)
@@ -228,12 +231,7 @@ class InlinePeer(WorkerPeer):
         self.connection.read_into([self._into[p] for p in positions])
 
     def _decode(self, frame: Frame) -> None:
-        sizes = field(frame.body, "sizes", list)
-        limits = [2 * view.nbytes + 1024 for view in self._into]
-        if len(sizes) != len(limits) or not all(
-            isinstance(n, int) and 0 < n <= limit for n, limit in zip(sizes, limits, strict=True)
-        ):
-            raise FrameError(f"a PUSH with compressed slices of {sizes!r:.80} bytes")
+        sizes = encoded_sizes(frame.body, [view.nbytes for view in self._into])
         if len(self._encoded) < sum(sizes):
             self._encoded = bytearray(sum(sizes))
         room, ends = memoryview(self._encoded), [0, *itertools.accumulate(sizes)]
@@ -243,8 +241,12 @@ class InlinePeer(WorkerPeer):
 
     # --- what goes --------------------------------------------------------------------------------
 
-    def _answer(self) -> None:
-        """Send the reply when the server has it.
+    def welcome(self, body: dict[str, Any]) -> None:
+        """Send the parameters to a worker that has just attached."""
+        self.connection.send(Kind.ATTACHED, body, [*self._whole(range(len(self._sources)))])
+
+    def _answer(self, *, whole: bool) -> None:
+        """Send the reply when the server has it; `whole`: as it is also where differences would do.
 
         A worker that died may have sent more pushes before. They are on all servers or on none, so they
         are still read, each in its turn; only answers are sent no more.
@@ -253,33 +255,41 @@ class InlinePeer(WorkerPeer):
         if not isinstance(reply, tuple):
             return  # the server is closing this link
         body, fetches = reply
-        # The header promises the size; the slices follow in order, as soon as the server has them.
-        slices = self._in_order() if fetches else iter(())
-        size = sum(view.nbytes for view in self._out) if fetches else 0
+        positions = self._in_order() if fetches else iter(())
         try:
-            self.connection.send_streamed(Kind.ADMIT, body, size, slices)
+            if self._differences is not None and fetches and not whole:
+                self._send_differences(self._differences, body, positions)
+            else:
+                # The header promises the size; the slices follow in order, as soon as the server has them.
+                size = sum(t.nbytes for t in self._sources) if fetches else 0
+                self.connection.send_streamed(Kind.ADMIT, body, size, self._whole(positions))
         except LinkError as error:
             self._broken = error
-            for _ in slices:
+            for _ in positions:
                 pass
 
-    def _in_order(self) -> Iterator[memoryview]:
+    def _in_order(self) -> Iterator[int]:
+        """Positions of slices, each when it is up to date."""
         ready: set[int] = set()
-        for position, view in enumerate(self._out):
+        for position in range(len(self._sources)):
             while position not in ready:
                 done = self._outbox.get()
                 if not isinstance(done, int):
                     return  # the server is closing this link
                 ready.add(done)
-            yield view
+            yield position
 
+    def _whole(self, positions: Iterable[int]) -> Iterator[memoryview]:
+        for position in positions:
+            if self._differences is not None:
+                self._differences.remember(position, self._sources[position])
+            yield bytes_of(self._sources[position])
 
-def _decoder(compress: CompressionSpec, layout: Layout, piece: Slice) -> Decoder:
-    pieces = [
-        Piece(start, stop) if tensor is None else Piece.whole(start, tensor.shape, tensor.stride)
-        for start, stop, tensor in layout.extents(piece)
-    ]
-    return Decoder(compress, pieces, dtype=dtype_named(piece.dtype))
+    def _send_differences(
+        self, differences: Differences, body: dict[str, Any], positions: Iterator[int]
+    ) -> None:
+        parts = [memoryview(differences.write(p, self._sources[p])) for p in positions]
+        self.connection.send(Kind.ADMIT, {**body, "sizes": [part.nbytes for part in parts]}, parts)
 
 
 def _copy_of(layout: Layout, shard: Shard) -> list[Tensor]:

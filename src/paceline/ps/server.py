@@ -20,10 +20,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
-from paceline.comm.compression import CompressionSpec, parse_compression
+from paceline.comm.compression import parse_compression
 from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.transfer import Transfer
 from paceline.exceptions import (
     CheckpointError,
     FrameError,
@@ -250,7 +251,7 @@ class Server:
         incarnation = field(frame.body, "incarnation", int)
         if frame.body.get("fingerprint") != self.layout.fingerprint:
             raise LayoutMismatch(f"worker:{rank} attached with another layout")
-        compress = self._compression(rank, field(frame.body, "compress", str, "none"))
+        transfer = self._transfer_of(rank, frame.body)
         older = self._peers.get(rank)
         if older is not None:
             if older.incarnation >= incarnation:
@@ -272,7 +273,7 @@ class Server:
                 incarnation,
                 self.layout,
                 self.shard,
-                compress=compress,
+                transfer=transfer,
                 # Sent straight from the parameters where nobody can write to them meanwhile.
                 in_place=self.mode.in_place or (self.config.workers == 1 and not self.mode.local),
                 live=self.shard.flats(self._base),
@@ -282,9 +283,13 @@ class Server:
         self._peers[rank] = peer
         return peer
 
-    def _compression(self, rank: int, text: str) -> CompressionSpec:
+    def _transfer_of(self, rank: int, body: dict[str, Any]) -> Transfer:
+        """How an attaching worker writes gradients, and how it wants replies."""
         try:
-            return parse_compression(text)
+            return Transfer(
+                compress=parse_compression(field(body, "compress", str, "none")),
+                compress_replies=field(body, "compress_replies", bool, False),
+            )
         except UsageError as error:
             raise FrameError(
                 f"worker:{rank} writes its gradients in a way that {self.name} does not know: {error}"
@@ -314,10 +319,11 @@ class Server:
         copies = [c for c in (peer.copy, peer.backup) if c is not None]
         if copies:
             self.shard.update((), None, copies)
-        inline = isinstance(peer, InlinePeer)
-        payload = [bytes_of(t) for t in self.shard.flats(self._base)] if inline else ()
         with contextlib.suppress(LinkError):  # it died: its link says so by itself
-            peer.connection.send(Kind.ATTACHED, facts, payload)
+            if isinstance(peer, InlinePeer):
+                peer.welcome(facts)
+            else:
+                peer.connection.send(Kind.ATTACHED, facts)
 
     def _from_thread(self, peer: InlinePeer, frame: Frame | None, reason: str) -> None:
         if frame is None:
@@ -515,11 +521,11 @@ class Server:
     def _admit(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
         """Do some work on the shard that ends with fresh parameters for these workers."""
         peers = []
-        for _, worker, version, *pulled in admits:
+        for _, worker, version, *marks in admits:
             peer = self._peers.get(worker)
             if peer is not None:
-                # The order may be here before the request; and the last push may have wanted nothing back.
-                peer.fetches = peer.fetches or bool(pulled)
+                # The order may be here before the request, and the last push may have wanted nothing back.
+                peer.fetches = peer.fetches or "fetch" in marks
                 peer.start_admit(self._admit_body(worker, version))
                 peers.append(peer)
         fetching = [p for p in peers if p.fetches]

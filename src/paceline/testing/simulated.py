@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paceline.data.leases import Lease, LeaseBook
 from paceline.modes import PushId, parse_mode
 from paceline.params import OptimizerSpec, bind, describe, tensor_views
+from paceline.ps.descent import Descent
 from paceline.ps.lead import Lead, Push, Steps
 from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.worker.stepping import Memory, Request, Stepper, local_step_of, make_stepper, served_optimizer
@@ -83,7 +84,11 @@ class SimulatedRun:
         self._seed = seed
         self._lead = Lead(self.mode)
         self._lead.book = LeaseBook(
-            samples=samples, batch_size=batch_size, drop_last=False, by_round=self.mode.by_round
+            samples=samples,
+            batch_size=batch_size,
+            drop_last=False,
+            by_round=self.mode.by_round,
+            duplicate=self.mode.by_epoch,
         )
         self._events: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
@@ -112,9 +117,10 @@ class SimulatedRun:
             with torch.no_grad():
                 for p, view in zip(parameters, tensor_views(self._base, layout), strict=True):
                     view.copy_(p)
-            self._shard = Shard(
-                layout, OptimizerSpec.of(served), layout.slices, self._base, damping=self.mode.damping
-            )
+            spec = OptimizerSpec.of(served)
+            self._shard = Shard(layout, spec, layout.slices, self._base, damping=self.mode.damping)
+            if self.mode.by_epoch:
+                self._lead.descent = Descent.of(spec.groups[0])
         slot, base = torch.zeros_like(self._base), self._base.clone()
         near = base.clone() if self.mode.local else base
         bind(parameters, tensor_views(near, layout))
@@ -296,9 +302,15 @@ class SimulatedRun:
                 case ["hold", rank, incarnation, sequence]:
                     self._hold(self._workers[rank], PushId(rank, incarnation, sequence))
                 case ["apply", pushes]:
-                    self._apply([PushId(*p[:3]) for p in pushes], pushes)
+                    self._apply(pushes)
                 case ["admit", rank, _]:
                     self._admit(self._workers[rank])
+                case ["add", pushes]:
+                    self._shard.add(self._contributions(pushes))
+                case ["ask", ops]:
+                    self._act(self._lead.answered([self._shard.run(ops)]))
+                case ["vectors", ops, kept]:
+                    self._shard.move(ops, kept)
                 case _:
                     pass
 
@@ -308,14 +320,14 @@ class SimulatedRun:
             mine.copy_(theirs)
         worker.held[push] = kept
 
-    def _apply(self, ids: list[PushId], pushes: Sequence[Any]) -> None:
+    def _contributions(self, pushes: Sequence[Any]) -> list[Contribution]:
         contributions = []
-        for push, (_, _, _, weight, scale) in zip(ids, pushes, strict=True):
-            worker = self._workers[push.worker]
-            gradients = worker.held.pop(push, worker.pushed)
+        for rank, incarnation, sequence, weight, scale in pushes:
+            worker = self._workers[rank]
+            gradients = worker.held.pop(PushId(rank, incarnation, sequence), worker.pushed)
             contributions.append(
                 Contribution(
-                    push.worker,
+                    rank,
                     gradients,
                     float(weight),
                     frozenset(worker.request.missing if worker.request else ()),
@@ -323,8 +335,12 @@ class SimulatedRun:
                     worker.backup or (),
                 )
             )
+        return contributions
+
+    def _apply(self, pushes: Sequence[Any]) -> None:
+        contributions = self._contributions(pushes)
         if self.mode.payload == "elastic":
-            worker = self._workers[ids[0].worker]
+            worker = self._workers[contributions[0].worker]
             alpha = self.mode.beta / len(self._workers)
             moved = self._shard.flats(worker.stepper.memory.base)
             self._shard.mix(worker.rank, contributions[0].gradients, alpha, [moved])

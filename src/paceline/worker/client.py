@@ -8,7 +8,7 @@ they are or compressed. A PipelinedClient (`pipeline.py`) lets them travel while
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from paceline.comm.transfer import Transfer
 from paceline.exceptions import DeadlineError, LinkError, PacelineError
 from paceline.modes import ModeSpec, parse_mode
 from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view, partition
-from paceline.worker.encoding import Encoders
+from paceline.worker.encoding import Differences, Encoders
 
 __all__ = ["Adopted", "Client", "Grant", "Written", "error_of"]
 
@@ -193,6 +193,10 @@ class Client:
         }
         if self._transfer.inline:
             body["inline"] = True
+        self._differences: Differences | None = None
+        if self._transfer.replies is not None:
+            body["compress_replies"] = True
+            self._differences = Differences(self._transfer.replies, layout, self._shards, self._copy)
         if self._transfer.compresses:
             body["compress"] = str(self._transfer.compress)
             seed = (self._seed << 32) + (self.rank << 12) + self.incarnation
@@ -438,8 +442,16 @@ class Client:
     def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
         frame = self._receive(connection, kind)
         if frame.payload_bytes:
-            connection.read_into(self._in[self._links.index(connection)])
+            at = self._links.index(connection)
+            for _ in self._read_parameters(at, frame.body, self._in[at]):
+                pass
         return frame.body
+
+    def _read_parameters(self, at: int, body: dict[str, Any], views: Sequence[memoryview]) -> Iterator[int]:
+        """Read a reply's parameters into `views`; gives the position of each slice that is there."""
+        if self._differences is not None and "sizes" in body:
+            return self._differences.read(self._links[at], at, body)
+        return self._links[at].read_each(views)
 
     def _receive(self, connection: Connection, *kinds: Kind) -> Frame:
         try:

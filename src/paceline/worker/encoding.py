@@ -1,23 +1,26 @@
-"""How a worker's gradients are written for the way to the servers: an encoder for every slice.
+"""How a worker's gradients are written for the way to the servers, an encoder for every slice; and how
+replies are read that are written in the same way.
 
 What encoders did not send yet is part of the worker's state: it travels in its part of a checkpoint, as
 `encoder:SLICE:WHAT`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.comm import Connection
 from paceline.comm.compression import CompressionSpec
-from paceline.comm.compression.codec import Encoder, Piece
+from paceline.comm.compression.codec import Decoder, Encoder, Piece
+from paceline.comm.transfer import encoded_sizes
 from paceline.exceptions import UsageError
 from paceline.modes import ModeSpec
-from paceline.params import Layout, Slice, dtype_named
+from paceline.params import Layout, Slice, dtype_named, flat_view
 
-__all__ = ["Encoders", "follow_settings", "without_momentum"]
+__all__ = ["Differences", "Encoders", "follow_settings", "without_momentum"]
 
 
 class Encoders:
@@ -94,17 +97,45 @@ class Encoders:
         return None
 
     def _make(self, piece: Slice) -> Encoder:
-        pieces = [
-            Piece(start, stop) if tensor is None else Piece.whole(start, tensor.shape, tensor.stride)
-            for start, stop, tensor in self._layout.extents(piece)
-        ]
         return Encoder(
             self.spec,
-            pieces,
+            _pieces(self._layout, piece),
             self._seed * len(self._layout.slices) + piece.index,
             dtype=dtype_named(piece.dtype),
             momentum=self._momenta[piece.group],  # 0 but for dgc
         )
+
+
+class Differences:
+    """Reads replies that say how the parameters have changed. One link is read by one thread at a time.
+
+    Args:
+        shards: each server's slices.
+        held: the bytes of what the servers know this worker to have; kept up to date here.
+    """
+
+    def __init__(
+        self, spec: CompressionSpec, layout: Layout, shards: Sequence[Sequence[Slice]], held: Tensor
+    ) -> None:
+        self.held = [[flat_view(held, s) for s in shard] for shard in shards]
+        self._decoders = [
+            [Decoder(spec, _pieces(layout, s), dtype=dtype_named(s.dtype)) for s in shard] for shard in shards
+        ]
+
+    def read(self, connection: Connection, at: int, body: dict[str, Any]) -> Iterator[int]:
+        """Read the payload of a reply of server `at`; gives the position of each slice that is there."""
+        held = self.held[at]
+        sizes = encoded_sizes(body, [flat.nbytes for flat in held])
+        rooms = [memoryview(bytearray(size)) for size in sizes]
+        for position in connection.read_each(rooms):
+            change = torch.empty_like(held[position])
+            self._decoders[at][position].decode(rooms[position], change)
+            held[position].add_(change)
+            yield position
+
+
+def _pieces(layout: Layout, piece: Slice) -> list[Piece]:
+    return [Piece.whole(*extent) for extent in layout.extents(piece)]
 
 
 def without_momentum(

@@ -5,7 +5,6 @@ with its own optimizer; in a hybrid mode the root makes a step of the mode betwe
 parameters that come of it to the others.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,10 +20,6 @@ from paceline.worker.group import Group
 from paceline.worker.stepping import Gradients, Memory, Request, Stepper, make_stepper
 
 __all__ = ["GroupAccount", "GroupMemory", "GroupStepper"]
-
-SLOW_S = 0.3
-"""From steps of this length on the lead server gets the root's parameters with every one of them: so a
-checkpoint that is wanted at once need not wait for the end of a step."""
 
 
 class GroupAccount(Protocol):
@@ -114,7 +109,6 @@ class GroupStepper(Stepper):
         self._group = group
         self._account = account
         self._mine = mine
-        self._pushed_at = time.monotonic()
         self._inner: Stepper | None = None
         if mode.inner is not None and group.is_root:
             self._inner = make_stepper(mode.inner, layout, memory, parameters, optimizer, local_step)
@@ -164,12 +158,9 @@ class GroupStepper(Stepper):
             self._local_step()
         self.unsent = 0
         if self._group.is_root:
-            now = time.monotonic()
-            shows = cut or now - self._pushed_at > SLOW_S
-            if shows:
+            if cut:
                 self._mine.show()
-            yield Request(fetch=False, finite=finite, carries="parameters" if shows else "nothing")
-            self._pushed_at = time.monotonic()
+            yield Request(fetch=False, finite=finite, carries="parameters" if cut else "nothing")
 
     def _step_for_all(self, finite: bool) -> Iterator[Request]:
         """A hybrid mode: the root steps, with its group's gradient for its own."""

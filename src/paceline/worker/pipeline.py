@@ -32,6 +32,7 @@ from paceline.comm.frames import field
 from paceline.exceptions import LinkError
 from paceline.params import Layout, bytes_of
 from paceline.worker.client import Client, Grant, Written, error_of
+from paceline.worker.encoding import Differences
 
 __all__ = ["PipelinedClient"]
 
@@ -105,6 +106,10 @@ class PipelinedClient(Client):
         self._stages = [self._memory() for _ in rooms] if self.encoders is None else []
         self._landing = [self._memory() for _ in rooms] if self.prefetch else []
         self._into = [self._in]
+        if self._transfer.replies is not None and self.prefetch:
+            # What replies are differences to is not what the model computes with.
+            held = self._copy.clone()
+            self._differences = Differences(self._transfer.replies, self._layout, self._shards, held)
         if self.prefetch:
             self._into = [
                 [[bytes_of(self._slice(room, s.index)) for s in shard] for shard in self._shards]
@@ -395,11 +400,19 @@ class PipelinedClient(Client):
                 self._hear(frame.body)
                 self._changed.notify_all()
         if brings:
-            views = self._into[self._fetched[at] % len(self._into)][at]
-            for position in self._links[at].read_each(views):
+            room = self._fetched[at] % len(self._into)
+            for position in self._read_parameters(at, frame.body, self._into[room][at]):
+                index = self._shards[at][position].index
+                if self._differences is not None and self._landing:
+                    held = self._differences.held[at][position]
+                    landed = self._slice(self._landing[room], index).view(held.dtype)
+                    if "sizes" in frame.body:
+                        landed.copy_(held)
+                    else:
+                        held.copy_(landed)
                 if self._missing:
                     with self._changed:
-                        self._missing.discard(self._shards[at][position].index)
+                        self._missing.discard(index)
                         self._changed.notify_all()
         with self._changed:
             self._answered[at] += 1

@@ -51,6 +51,7 @@ class Encoder:
         clip_norm: of dgc: scale a gradient down to this norm before it is accumulated. The paper's bound
             is the usual one divided by the square root of the number of workers.
         warmup: of dgc: over how many messages the fraction goes from 25 % down to its own.
+        feedback: False keeps nothing: what is not sent is the caller's to remember.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Encoder:
         momentum: float = 0.0,
         clip_norm: float | None = None,
         warmup: int = 0,
+        feedback: bool = True,
     ) -> None:
         self.spec = spec
         self._method = _METHODS[spec.name](Form(pieces, dtype), spec)
@@ -75,7 +77,7 @@ class Encoder:
         elif momentum or clip_norm is not None or warmup:
             raise ValueError(f"momentum, clip_norm and warmup are dgc's, not {spec}'s")
         self._residual: Tensor | None = None
-        if self._method.feedback:
+        if self._method.feedback and feedback:
             self._residual = torch.zeros(self._form.size, dtype=self._form.work)
 
     @torch.no_grad()
