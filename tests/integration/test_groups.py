@@ -99,8 +99,8 @@ def test_hybrid_bsp_equals_bsp(run, workers, groups, link):
 
 LOOP = """
 import hashlib, time
-o = {"epochs": 2, "samples": 50, "batch": 3, "optimizer": "sgd", "every": 1, "stop": None, "nan": None, "readers": 0,
-     "drop_last": False}
+o = {"epochs": 2, "samples": 50, "batch": 3, "optimizer": "sgd", "every": 1, "stop": None, "nan": None,
+     "readers": 0, "drop_last": False}
 o |= json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
 torch.set_num_threads(1)
 torch.manual_seed(RANK)
@@ -203,7 +203,7 @@ def test_hybrid_with_compressed_gradients(run):
 @pytest.mark.parametrize("mode, groups", [("allreduce", None), ("hybrid:asp", 2), ("hybrid:bsp", 2)])
 @pytest.mark.parametrize("samples", [50, 53, 17])
 def test_every_sample_is_used_exactly_once_an_epoch(run, mode, groups, samples):
-    """Whatever the sizes; where a row is shorter than its group, some samples are read twice, and count once."""
+    """Whatever the sizes; where a row is shorter than its group, some are read twice, and count once."""
     ran = loop(run, mode, workers=3, groups=groups, samples=samples, epochs=2)
     assert ran.error is None
     assert ran.status.samples == 2 * samples
@@ -355,7 +355,8 @@ def test_a_tensor_with_a_gradient_on_one_worker_only(run):
     options = (json.dumps({"samples": 12, "optimizer": "adam"}),)
     for link in ("shm", "tcp"):
         plain_, grouped = (
-            run(SOME, mode=mode, workers=2, threads=1, args=options, link=link) for mode in ("bsp", "allreduce")
+            run(SOME, mode=mode, workers=2, threads=1, args=options, link=link)
+            for mode in ("bsp", "allreduce")
         )
         assert plain_.error is None and grouped.error is None
         assert grouped.results()[0] == grouped.results()[1] == plain_.results()[0]
@@ -442,7 +443,7 @@ def test_a_checkpoint_of_allreduce_holds_what_one_of_bsp_does(run, tmp_path):
     "mode, workers, groups", [("allreduce", 2, None), ("hybrid:bsp", 2, 1), ("hybrid:bsp", 3, 2)]
 )
 def test_resuming_equals_not_having_stopped_to_the_bit(run, tmp_path, mode, workers, groups, link):
-    """In the middle of an epoch and at its end; BatchNorm, dropout, three kinds of random numbers, schedulers."""
+    """In the middle of an epoch and at its end; BatchNorm, dropout, all random numbers, schedulers."""
     job = {"mode": mode, "workers": workers, "groups": groups, "link": link}
     whole = train(run, job={**job, "checkpoint_every": 3})
     assert whole.error is None
@@ -508,7 +509,13 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(run, tmp_path)
             os.kill(os.getpid(), signal.SIGINT)
 
     stopped = run(
-        TRAIN, args=(json.dumps({"spin": 0.05}),), workers=2, threads=1, watch=watch, keep_checkpoints=50, **job
+        TRAIN,
+        args=(json.dumps({"spin": 0.05}),),
+        workers=2,
+        threads=1,
+        watch=watch,
+        keep_checkpoints=50,
+        **job,
     )
     assert stopped.status.state == "stopped"
     version = latest_checkpoint(stopped.run).version
@@ -547,7 +554,10 @@ def train(objects, epochs=2, at_step=lambda step: None):
 @pytest.mark.parametrize("link", ["shm", "tcp"])
 @pytest.mark.parametrize("mode, rank", [("allreduce", 0), ("allreduce", 2), ("hybrid:asp", 3)])
 def test_a_member_that_is_killed_ends_the_run_with_its_name(run, mode, rank, link):
-    source = TOGETHER + f"train(prepared(), at_step=lambda s: (RANK, s) == ({rank}, 2) and os.kill(os.getpid(), 9))"
+    source = (
+        TOGETHER
+        + f"train(prepared(), at_step=lambda s: (RANK, s) == ({rank}, 2) and os.kill(os.getpid(), 9))"
+    )
     groups = None if mode == "allreduce" else 2
     ran = run(source, workers=4, mode=mode, groups=groups, link=link, threads=1, max_restarts=2)
     mates = "worker:0, worker:1, worker:2, worker:3" if groups is None else "worker:2, worker:3"
@@ -564,10 +574,13 @@ def test_an_error_in_one_members_script_is_the_error_that_is_shown(run):
 
 
 def test_a_member_that_hangs_is_named_when_the_deadline_is_over(run):
-    source = TOGETHER + """
+    source = (
+        TOGETHER
+        + """
 os.mkfifo(RUN_DIR / f"never{RANK}")
 train(prepared(), at_step=lambda s: (RANK, s) == (1, 2) and os.open(RUN_DIR / f"never{RANK}", os.O_RDONLY))
 """
+    )
     ran = run(source, workers=3, mode="allreduce", threads=1, deadline_s=2.0)
     assert ran.error.startswith("worker:0: ") and "DeadlineError" in ran.error
     assert "worker:1 did not come to the group of worker:0, worker:1, worker:2" in ran.error
@@ -578,10 +591,14 @@ train(prepared(), at_step=lambda s: (RANK, s) == (1, 2) and os.open(RUN_DIR / f"
     "what, said",
     [
         ("train(objects, epochs=2 - (RANK == 1))", "worker:1 ends its script"),
-        ("train(objects)\nif RANK == 0: objects[0].load_state_dict(objects[0].state_dict())",
-         "worker:0 assigns its model's parameters while worker:1 ends its script"),
-        ("if RANK == 1: objects[1].load_state_dict(objects[1].state_dict())\ntrain(objects)",
-         "worker:0 begins epoch 1 of its loader while worker:1 loads an optimizer state"),
+        (
+            "train(objects)\nif RANK == 0: objects[0].load_state_dict(objects[0].state_dict())",
+            "worker:0 assigns its model's parameters while worker:1 ends its script",
+        ),
+        (
+            "if RANK == 1: objects[1].load_state_dict(objects[1].state_dict())\ntrain(objects)",
+            "worker:0 begins epoch 1 of its loader while worker:1 loads an optimizer state",
+        ),
     ],
 )
 def test_scripts_that_part_ways_are_told_who_does_what(run, what, said):

@@ -12,6 +12,7 @@ import torch
 
 from paceline.exceptions import UsageError
 from paceline.plan import Job, make_plan
+from tests.integration.test_checkpoints import TRAIN as CHECKPOINTED
 from tests.integration.test_checkpoints import died_at, everything
 from tests.integration.test_checkpoints import train as checkpointed
 from tests.integration.test_equivalence import assert_same_bits
@@ -180,28 +181,29 @@ result(sent)
 def test_a_module_waits_for_its_own_parameters_only(run):
     """The last slice of a reply is held back until the first layer has computed with the first."""
     source = """
-model, optimizer, loader = prepared()
-begun, kept = threading.Event(), []
+model, optimizer, loader = prepared(samples=12)
+begun, kept = [threading.Event() for _ in range(9)], []
+forwards, replies = itertools.count(), itertools.count()
 real = Connection.read_each
 def holding(self, views):
     for position in real(self, views):
         if position == len(views) - 1 and threading.current_thread().name.startswith("link"):
-            kept.append(begun.wait(30))
+            kept.append(begun[next(replies) + 1].wait(30))
         yield position
 Connection.read_each = holding
-model.first.register_forward_hook(lambda *_: begun.set())
+model.first.register_forward_hook(lambda *_: begun[next(forwards)].set())
 for step, (x, y) in enumerate(loader):
     loss_of(model(x), y).backward()
-    begun.clear()
     optimizer.step()
     optimizer.zero_grad()
-begun.set()
+    if step == 2:
+        begun[3].set()
 Connection.read_each = real
 result(kept)
 """
-    ran = run(MODEL + source.replace("prepared()", "prepared(samples=12)"), workers=1, threads=1, overlap=True)
+    ran = run(MODEL + source, workers=1, threads=1, overlap=True)
     assert ran.error is None
-    assert ran.results()[0][:2] == [True, True]
+    assert ran.results()[0] == [True, True, True]
 
 
 def test_waiting_in_forward_counts_as_idleness(run):
@@ -350,11 +352,11 @@ def test_resuming_an_overlapped_run_equals_not_having_stopped(run, tmp_path):
 
 
 def test_a_prefetching_run_is_checkpointed_and_resumed(run, tmp_path):
-    job = {"mode": "asp", "prefetch": 2}
-    whole = checkpointed(run, job={**job, "checkpoint_every": 5})
+    job = {"workers": 2, "servers": 2, "mode": "asp", "prefetch": 2, "compress": "topk:0.2"}
+    whole = run(CHECKPOINTED, checkpoint_every=5, keep_checkpoints=50, **job)
     assert whole.error is None
     version = int(whole.status.checkpoints[0][-12:])
-    ran = checkpointed(run, resume=died_at(whole, version, tmp_path / "dead"), job=job)
+    ran = run(CHECKPOINTED, resume=died_at(whole, version, tmp_path / "dead"), **job)
     assert ran.error is None
     assert [a["applied"] for a in ran.status.leases[:4]] == [44] * 4
 
@@ -383,18 +385,18 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_every_sample_is_applied_o
 
 
 DEATHS = {
-    "slice-sent": ('Kind.SLICE, "server:1", when="after", nth=2', 0),
-    "push-on-follower": ('Kind.PUSH, "server:0", when="before", nth=3', 1),
-    "push-sent": ('Kind.PUSH, "server:0", when="after", nth=3', 1),
-    "parked": ('Kind.TAKE, "server:0", when="after", wait=True', 1),
+    "slice-sent": 'Kind.SLICE, "server:1", when="after", nth=2',
+    "push-on-follower": 'Kind.PUSH, "server:0", when="before", nth=3',
+    "push-sent": 'Kind.PUSH, "server:0", when="after", nth=3',
+    "leases-ahead": 'Kind.TAKE, "server:0", when="after", nth=2, wait=False',
+    "parked": 'Kind.TAKE, "server:0", when="after", wait=True',
 }
 
 
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.parametrize("settings", HIDDEN[:2])
 def test_it_may_die_between_any_two_messages(run, death, settings):
-    where, _ = DEATHS[death]
-    source = f"die_sending({where})\ntrain({PREPARED})"
+    source = f"die_sending({DEATHS[death]})\ntrain({PREPARED})"
     ran = run(TOOLS + source, workers=2, servers=2, deadline_s=20, **settings)
     assert_died(ran)
     assert_every_sample_once(ran)

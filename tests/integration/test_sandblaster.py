@@ -59,7 +59,8 @@ SOURCE = (
 from paceline.worker import current_session
 
 o = {"optimizer": "LBFGS", "settings": {"lr": 0.5, "history_size": 4}, "epochs": 5, "samples": 130,
-     "batch": 9, "closure": True, "die": None, "slow": None, "hang": None, "nan": None, "decay": 1.0, "ahead": 0}
+     "batch": 9, "closure": True, "die": None, "slow": None, "hang": None, "nan": None, "decay": 1.0,
+     "ahead": 0}
 o |= json.loads(sys.argv[1])
 torch.set_num_threads(1)
 model = Logistic()
@@ -284,7 +285,7 @@ def test_nobody_waits_for_a_slow_workers_last_batch(run, tmp_path, link):
 
 
 def test_a_point_whose_gradient_is_not_finite_is_left_by_a_shorter_step(run):
-    """NaN in a batch of the second epoch: its samples are refused, and the third point is nearer the start."""
+    """NaN in a batch of the second epoch: its samples are refused; the third point is nearer the start."""
     ran = go(run, nan=[1, 18], settings={"lr": 0.5, "line_search_fn": "strong_wolfe"}, epochs=3)
     assert ran.error is None
     assert ran.status.refused == 1

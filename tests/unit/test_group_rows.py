@@ -107,9 +107,7 @@ def test_a_new_epoch_begins_with_its_own_rows():
 
 def lead_of(mode: str, groups: list[list[int]], samples: int = 24) -> Lead:
     lead = Lead(parse_mode(mode), groups=groups)
-    lead.book = LeaseBook(
-        samples=samples, batch_size=2, drop_last=False, by_round=parse_mode(mode).by_round
-    )
+    lead.book = LeaseBook(samples=samples, batch_size=2, drop_last=False, by_round=parse_mode(mode).by_round)
     for group in groups:
         for worker in group:
             lead.join(worker, 0)
@@ -151,8 +149,8 @@ def test_an_epoch_ends_for_all_members_when_the_roots_pushes_are_applied():
 def test_rows_that_come_back_reach_a_resting_group_and_all_its_members():
     """backup between groups: the late push's row is drawn again by whoever is free."""
     lead = lead_of("hybrid:backup:1", [[0, 1], [2, 3]], samples=8)
-    mine = [lead.take(w, 0, 1, wait=False)[0][0] for w in (0, 1)][0]
-    late = [lead.take(w, 0, 1, wait=False)[0][0] for w in (2, 3)][0]
+    ((mine,), _), ((late,), _) = (lead.take(root, 0, 1, wait=False) for root in (0, 2))
+    assert [lead.take(w, 0, 1, wait=False)[0] for w in (1, 3)] == [(mine,), (late,)]
     lead.push(push(0, 0, 0, [mine.id], 4))
     assert lead.take(1, 0, 8, wait=True)[0] is None
     assert lead.take(0, 0, 8, wait=True)[0] is None

@@ -266,3 +266,20 @@ def _check_random_life(rng: random.Random) -> None:
     assert announced <= 1
     assert ends == machine.state.over
     assert (machine.error is not None) == (machine.state is RunState.FAILED)
+
+
+@pytest.mark.parametrize("how", ["exits", "reports an error"])
+def test_a_server_lost_while_the_final_checkpoint_is_written_fails_the_run_at_once(how: str) -> None:
+    machine = RunMachine(servers=1, workers=1, max_restarts=0)
+    machine.begin()
+    machine.server_ready(0)
+    machine.worker_back(0)
+    machine.worker_finished(0)
+    assert machine.state is RunState.FINISHING
+    if how == "exits":
+        decisions = machine.exited("server", 0, 0, None, 9)
+    else:
+        decisions = machine.failed("server:0", "TypeError: no", "traceback", secondary=False)
+    assert decisions == [End()]
+    assert machine.state is RunState.FAILED
+    assert machine.error is not None and "final checkpoint" in machine.error[1]

@@ -56,6 +56,12 @@ class Transfer:
         return self.overlap or self.prefetch > 0
 
     @property
+    def leaves_early(self) -> bool:
+        """Whether slices leave during backward. Compressed ones do not: a slice that changes afterwards would
+        have to be taken back from its encoder."""
+        return self.overlap and not self.compresses
+
+    @property
     def inline(self) -> bool:
         """Whether payloads travel on the socket also where memory could be shared."""
         return self.compresses or self.pipelined

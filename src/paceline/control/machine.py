@@ -140,10 +140,10 @@ class RunMachine:
         self, role: str, rank: int, incarnation: int, code: int | None, signal: int | None
     ) -> list[Decision]:
         """A process ended."""
-        if self._closing:
-            return []
         name = f"{role}:{rank}"
         how = f"was killed by {_name(signal)}" if signal else f"exited with code {code}"
+        if self._closing:
+            return self._lost_while_saving(name, how, "")
         if role == "server":
             return self._fail(
                 name,
@@ -189,7 +189,7 @@ class RunMachine:
     def failed(self, role: str, message: str, traceback: str, *, secondary: bool) -> list[Decision]:
         """A role reports an error. A secondary one (a lost link) waits for its cause to show."""
         if self._closing:
-            return []
+            return [] if secondary else self._lost_while_saving(role, message, traceback)
         if secondary:
             self._suspects[role] = (message, traceback)
             return [WaitForCause()]
@@ -224,6 +224,14 @@ class RunMachine:
             self.state = RunState.STOPPED
             return [*([Note(f"no checkpoint: {problem}")] if problem else []), End()]
         return []
+
+    def _lost_while_saving(self, role: str, message: str, traceback: str) -> list[Decision]:
+        """Only servers matter any more: the last checkpoint will not come without them."""
+        if self.state.over or not role.startswith("server:"):
+            return []
+        if self.state is RunState.STOPPING:
+            return self.saved(f"{role}: {message}")
+        return self._fail(role, f"{message}, while the final checkpoint was written", traceback)
 
     @property
     def _closing(self) -> bool:

@@ -37,9 +37,14 @@ class Schedule:
                 )
             last = version
 
+    @property
+    def modes(self) -> tuple[ModeSpec, ...]:
+        """All that the run may go through by itself, in order."""
+        return (self.start, *(mode for _, mode in self.turns))
+
     def check(self, workers: int) -> None:
         """Raise UsageError if this many workers cannot run in one of the modes."""
-        for mode in (self.start, *(mode for _, mode in self.turns)):
+        for mode in self.modes:
             mode.check(workers)
 
     def due(self, version: int, *, since: int = 0) -> ModeSpec | None:

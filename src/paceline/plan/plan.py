@@ -115,16 +115,26 @@ def make_plan(job: Job) -> Plan:
     schedule.check(job.workers)
     if job.guard and not mode.switchable:
         raise UsageError(
-            f"guard falls back to a tighter mode, and a run in {mode} cannot be switched; leave guard out, or "
-            "use asp, ssp or backup"
+            f"guard falls back to a tighter mode, and a run in {mode} cannot be switched; leave guard out, "
+            "or use asp, ssp or backup"
         )
-    if job.clip_norm is not None and (mode.name != "bsp" or job.schedule):
+    if job.guard and all(each.tighter() is None for each in schedule.modes):
+        raise UsageError(
+            f"guard falls back to a tighter mode, and there is none tighter than {mode}; leave guard out, "
+            "or use asp, ssp or backup"
+        )
+    if mode.needs_memory and job.link == "tcp":
+        raise UsageError(
+            f"mode {mode} lets all workers write into one memory, and link=tcp has none that they share; use "
+            "link auto or shm, or a mode that sends messages, such as asp or dogwild"
+        )
+    if job.clip_norm is not None and any(each.name != "bsp" for each in schedule.modes):
         raise UsageError(
             f"clip_norm={job.clip_norm:g} clips the average of all workers' gradients, which only "
-            f"bsp has; got mode={mode}. Use mode bsp, or leave clip_norm out and call "
+            f"bsp has; got mode={schedule}. Use mode bsp, or leave clip_norm out and call "
             "torch.nn.utils.clip_grad_norm_ in the script, which clips each worker's own gradient"
         )
-    for each in (mode, *(turn for _, turn in schedule.turns)):
+    for each in schedule.modes:
         job.transfer.check(each)
     if job.link == "shm" and job.transfer.inline:
         raise UsageError(
@@ -155,8 +165,8 @@ def _groups(job: Job, mode: ModeSpec) -> tuple[tuple[int, ...], ...]:
         reason = (
             "is one group of all workers; for several, with a mode between them, use mode hybrid:MODE"
             if mode.serverless
-            else "has none; use mode hybrid:MODE, in which workers all-reduce in groups and MODE runs between "
-            "the groups"
+            else "has none; use mode hybrid:MODE, in which workers all-reduce in groups and MODE runs "
+            "between the groups"
         )
         raise UsageError(f"groups={job.groups}: mode {mode} {reason}, or leave groups out")
     if not mode.grouped:

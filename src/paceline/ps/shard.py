@@ -429,7 +429,10 @@ class Shard:
         return found
 
     def _extents(self, state: _SliceState) -> list[slice]:
-        return [slice(start, stop) for start, stop, _ in self.layout.extents(state.piece)]
+        """Where each segment lies in the slice, in elements."""
+        start, item = state.piece.start, state.flat.element_size()
+        bounds = [self.layout.byte_of(g) for g in state.piece.segments]
+        return [slice((first - start) // item, (end - start) // item) for first, end in bounds]
 
     def restore(self, book: StateBook, *, parameters: bool = True, vectors: bool = False) -> None:
         """Take parameters (unless told not to), optimizer state and (if told to) vectors from a book."""

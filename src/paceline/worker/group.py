@@ -27,7 +27,7 @@ from torch import Tensor, distributed
 
 from paceline.comm import Address, Connection, Frame, Kind, Listener, Region, connect
 from paceline.comm.connection import accept
-from paceline.exceptions import AuthError, DeadlineError, LinkError, UsageError
+from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.params import Layout, dtype_named, flat_view
 
 __all__ = ["Group", "GroupLinks", "Part", "part_of", "weighted_mean"]
@@ -133,13 +133,16 @@ class GroupLinks:
                     f"{self.deadline_s:g} s (--deadline)"
                 )
             for sock in ready:
-                with contextlib.suppress(AuthError, OSError):  # a stranger
+                with contextlib.suppress(LinkError, OSError):  # a stranger
                     connection = accept(sock.accept()[0], self._secret)
+                    connection.sock.settimeout(self.deadline_s)
                     rank = connection.receive().body.get("rank")
                     if rank in missing:
                         connection.peer = f"worker:{rank}"
                         found[rank] = connection
                         missing.discard(rank)
+                    else:
+                        connection.close()
         return found
 
 
@@ -219,6 +222,8 @@ class Group:
 
     def mean(self, weights: Sequence[float]) -> bool:
         """Make everybody's gradient the weighted mean of all; False if that is not finite.
+
+        To be called after they met, so that everybody's gradient is there.
 
         Args:
             weights: of the members, in rank order; one without weight is left out.

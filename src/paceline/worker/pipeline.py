@@ -240,6 +240,8 @@ class PipelinedClient(Client):
                 give_back = [*give_back, *(lease for lease, _ in grant.leases)]
                 grant = None
         if grant is None:
+            if wait and len(self._links) > 1:
+                self.settle()  # who is parked at the lead could not tell that another server is late
             grant = super().take(epoch, limit, wait=wait, give_back=give_back, carry=carry)
         if grant.leases and not grant.over:
             for _ in range(len(self._ahead), -(-(self.prefetch + 1) // len(grant.leases))):

@@ -269,7 +269,7 @@ class RunSession(Session):
         layout, parameters = describe(
             got.model,
             got.optimizer,
-            servers=self._servers * (OVERLAPPED_SLICES if self._transfer.overlap else 1),
+            servers=self._servers * (OVERLAPPED_SLICES if self._transfer.leaves_early else 1),
             whole_tensors=spec.whole_tensors,
         )
         refuse_useless(compress, [t.shape for t in layout.tensors])
@@ -339,6 +339,12 @@ class RunSession(Session):
         if self._group_links is not None:
             self._client.greeting = {"listens": self._group_links.address}
         self._slot, self._fresh = self._client.attach(in_place=on_host)
+        if self.mode.needs_memory and not self._client.in_place:
+            where = "this worker reaches the servers over TCP" if on_host else f"the model is on {device}"
+            raise UsageError(
+                f"mode {self.mode} lets all workers write into one memory of their host, and {where}. Keep "
+                "the model on the CPU and use link auto or shm, or a mode such as asp."
+            )
         slot, base = self._slot, self._fresh
         if not on_host:  # the servers' memory is on the host: keep flat mirrors on the device
             slot = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
@@ -352,9 +358,7 @@ class RunSession(Session):
         near = base.clone() if self.mode.local and not self._client.in_place else base
         self._memory = Memory(slot, base, near)
         bind(parameters, tensor_views(near, layout))
-        self._stepper = make_stepper(
-            self.mode, layout, self._memory, parameters, self._optimizer, local_step
-        )
+        self._stepper = make_stepper(self.mode, layout, self._memory, parameters, self._optimizer, local_step)
         self._versions = _whereabouts(parameters)
         if isinstance(self._client, PipelinedClient):
             self._hide_exchanges(self._client)
@@ -397,7 +401,7 @@ class RunSession(Session):
 
     def _hide_exchanges(self, client: PipelinedClient) -> None:
         """Let gradients leave, and parameters come, while the script computes."""
-        if self._transfer.overlap and isinstance(self._stepper, Gradients) and client.encoders is None:
+        if self._transfer.leaves_early and isinstance(self._stepper, Gradients):
             self._stepper.gradients.on_gradient = client.watch(self._memory.slot)
         if client.arrives_late:
             guard_parameters(self._model, self._parameters, self._layout, client.need)

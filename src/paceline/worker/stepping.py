@@ -249,7 +249,12 @@ class Elastic(Stepper):
 
     def _step(self) -> Iterator[Request]:
         if self.steps > 1 and (self.steps - 1) % self.mode.push_every == 0:
-            yield from self._exchange(covers_step=False)
+            sound = True
+            for request in self._exchange(covers_step=False):
+                sound = request.finite
+                yield request
+            if not sound:
+                return  # the gradient was taken at what is not finite, and is not either
             self.unsent = 1
         self._local_step()
 
@@ -260,8 +265,8 @@ class Elastic(Stepper):
             for view, p in zip(tensor_views(self.memory.slot, self._layout), self._parameters, strict=True):
                 if p in ahead:
                     view.sub_(ahead[p])
-        request = replace(self._request(), covers_step=covers_step)
-        yield request
+        request = self._request()
+        yield replace(request, covers_step=covers_step or not request.finite)
         self._take_fresh()
         if not request.finite:
             self._optimizer.state.clear()
