@@ -1,9 +1,10 @@
 """What compression saves and costs: bytes, time on slow links, accuracy.
 
-Two bsp workers and a server train the digits CNN. `bytes` is what a push puts on the wire. `100mbit` and `1gbit`
-are times of a whole round on links of that rate (injected by the link itself), with replies compressed too.
-`accuracy` is the mean of three seeds after 20 epochs of SGD with momentum; signsgd and sbc, whose residuals a momentum on
-the servers multiplies, run as their papers do without it (40 epochs), and so does what they are compared with.
+Two bsp workers and a server train the digits CNN. `bytes` is what a push puts on the wire. `100mbit` and
+`1gbit` are times of a whole round on links of that rate (injected by the link itself), with replies
+compressed too. `accuracy` is the mean of three seeds after 20 epochs of SGD with momentum; signsgd and sbc,
+whose residuals a momentum on the servers multiplies, run without it (40 epochs), and so does what they are
+compared with.
 """
 
 import argparse

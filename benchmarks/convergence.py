@@ -1,11 +1,12 @@
 """What each mode does to accuracy, at equal epochs, when workers are unequal.
 
-Runs are simulated in virtual time (paceline.testing.SimulatedRun): the live mode machines, leases, updates and
-local steps, with real gradients of real models; only who finishes when is given, from 1 to 3 times slower. So
-staleness is real and repeatable, and twelve workers need no twelve cores. Means of the seeds.
+Runs are simulated in virtual time (paceline.testing.SimulatedRun): the live mode machines, leases, updates
+and local steps, with real gradients of real models; only who finishes when is given, from 1 to 3 times
+slower. So staleness is real and repeatable, and twelve workers need no twelve cores. Means of the seeds.
 
-hogwild and dogwild are here as they would be without lost writes: hogwild is asp with the momentum in the workers.
-allreduce computes what bsp does, and hybrid what its outer mode does with as many workers as groups.
+dogwild is here as it would be without lost writes and with an exchange after every step. Not here: hogwild,
+which is asp with momentum in the workers and lost writes; allreduce, which computes what bsp does; hybrid,
+which is its outer mode with as many workers as groups; sandblaster, whose epoch is one step.
 """
 
 import argparse

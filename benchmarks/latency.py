@@ -1,14 +1,15 @@
 """Idleness on slow links, plain and with overlap or prefetch.
 
-Two workers and a server train the digits CNN; every link has 10, 100 or 200 ms of latency each way (injected by
-the link itself, paceline.testing), and computing is emulated at 80 ms a step. Idleness is the part of a step in
-which a worker waits. `prefetch` is the number of steps that a round trip takes, and one more.
+Two workers and a server train the digits CNN; every link has 10, 100 or 200 ms of latency each way (injected
+by the link itself, paceline.testing), and computing is emulated at 80 ms a step. Idleness is the part of a
+step in which a worker waits. `prefetch` is the number of steps that a round trip takes, and one more.
 """
 
 import argparse
 import math
 import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,20 @@ def main() -> None:
         # At a lower latency only idleness is at stake, and a few steps show it.
         epochs = 2 if args.quick or latency_ms < 200 else EPOCHS
         steps = math.ceil(2 * latency_ms / STEP_MS) + 1
-        plain, plain_score = measure(latency_ms, epochs, mode="asp")
-        hidden, hidden_score = measure(latency_ms, epochs, mode="asp", prefetch=steps, overlap=True)
+        # Side by side: a step is mostly sleep, so they do not disturb each other.
+        sides: list[dict[str, Any]] = [
+            {"mode": "asp"},
+            {"mode": "asp", "prefetch": steps, "overlap": True},
+            {"mode": "bsp"},
+            {"mode": "bsp", "overlap": True},
+        ]
+        with ThreadPoolExecutor(len(sides)) as pool:
+            futures = [pool.submit(measure, latency_ms, epochs, **side) for side in sides]
+            found = [future.result() for future in futures]
+        (plain, plain_score), (hidden, hidden_score), (tied, tied_score), (overlapped, overlapped_score) = (
+            found
+        )
         rows.append(_idle(f"{latency_ms}ms/asp-prefetch/plain", hidden, plain, 1.0))
-        tied, tied_score = measure(latency_ms, epochs, mode="bsp")
-        overlapped, overlapped_score = measure(latency_ms, epochs, mode="bsp", overlap=True)
         rows.append(_idle(f"{latency_ms}ms/bsp-overlap/plain", overlapped, tied, 1.0))
         if latency_ms == 200:
             rows.append(_idle("200ms/asp-prefetch/limit", hidden, LIMIT, 1.0))

@@ -3,7 +3,7 @@
 `spirals` is five spiral arms in the plane, each of them a class. A straight cut is of no use, and what is, a
 network finds along flat, winding valleys: that takes a high learning rate, at which gradients computed
 on old parameters point the wrong way. Layer normalization and clipped gradients keep a network that is
-trained so from being lost altogether; it is worse instead. (Found with benchmarks/staleness.py.)
+trained so from being lost altogether; it is worse instead.
 
 The learning rate is what a user of bsp with 12 workers would take, and the kindest to asp among those: the
 lowest of 1, 2, 5 × 10ⁿ that is within 0.01 of the best (`python -m benchmarks.staleness TASK --modes bsp

@@ -6,6 +6,7 @@ can be shown. The exchange is real, of a model of 10,000 parameters.
 
 import sys
 import time
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         ends.append(time.perf_counter())
-    seconds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    seconds = [after - before for before, after in pairwise(ends)]
     ours.report(folder, paceline.rank(), seconds=seconds)
 
 
