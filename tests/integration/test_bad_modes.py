@@ -3,10 +3,11 @@
 import shlex
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline.cli.app import app
 from paceline.exceptions import UsageError
 from paceline.plan import Job, make_plan
-from paceline.testing import LinkConditions
 from tests.integration.test_bad_input import MODEL, assert_failed, command
 
 REFUSED = {
@@ -64,14 +65,30 @@ REFUSED = {
 }
 
 
+AS_A_USER = ["--mode easgd:0", "--mode downpour:-1", "--mode hybrid:hybrid:asp", "--mode hogwild --link tcp"]
+
+
 @pytest.mark.parametrize("args", REFUSED)
-def test_a_mode_that_makes_no_sense_is_refused_before_anything_starts(tmp_path, args):
+def test_a_mode_that_makes_no_sense_is_refused_before_anything_starts(tmp_path, monkeypatch, args):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "runs"))
     (tmp_path / "x.py").write_text("")
-    done = command("run", *shlex.split(args), "x.py", cwd=tmp_path)
-    assert done.returncode == 2
+    words = ["run", *shlex.split(args), "x.py"]
+    done = CliRunner().invoke(app, words, prog_name="paceline", env={"COLUMNS": "200"})
+    assert done.exit_code == 2
     assert done.stderr.startswith(f"error: {REFUSED[args]}")
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("args", AS_A_USER)
+def test_a_user_sees_the_same(tmp_path, args):
+    (tmp_path / "x.py").write_text("")
+    done = command("run", *shlex.split(args), "x.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {REFUSED[args]}")
+    assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -129,18 +146,17 @@ def test_adam_is_fine_in_the_others(run, mode):
     assert ran.status.samples == 32
 
 
-def test_hogwild_without_shared_memory_is_refused_by_its_workers_too(run):
-    """Each would train alone, and nobody would notice: links that are not what the plan thought."""
+def test_hogwild_of_a_worker_that_cannot_share_memory_is_refused(run):
+    """Each would train alone, and nobody would notice. (A model on a GPU is such a one.)"""
     source = """
-import os
-os.environ["PACELINE_LINK_CONDITIONS"] = "latency=1ms"
+from paceline.worker.client import Client
+attach = Client.attach
+Client.attach = lambda self, *, in_place: attach(self, in_place=False)
 """
-    assert LinkConditions.parse("latency=1ms")
     ran = run(source + MODEL + "train(prepared())", workers=2, threads=1, mode="hogwild")
-    assert_failed(
-        ran, "mode hogwild lets all workers write into one memory of their host, and this worker reaches"
-    )
+    assert_failed(ran, "mode hogwild lets all workers write into one memory of their host, and this worker")
     assert "use link auto or shm, or a mode such as asp" in ran.error
+    assert ran.status.version == 0
 
 
 @pytest.mark.parametrize("mode", ["easgd:2", "local:2", "diloco:2", "downpour:2,2", "bsp+period=2"])

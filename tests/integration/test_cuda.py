@@ -38,3 +38,36 @@ def test_a_model_on_the_gpu_trains_like_one_on_the_cpu(run, mode, link):
     # What the worker sees is what the servers hold.
     for name, seen in gpu.results()[0]["sums"].items():
         assert gpu.model[name].sum().item() == pytest.approx(seen, rel=1e-4, abs=1e-4)
+
+
+WIDE = "400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 2)"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "bsp", "workers": 2, "overlap": True},
+        {"mode": "asp", "workers": 1, "overlap": True},
+        {"mode": "asp", "workers": 1, "overlap": True, "link": "tcp"},
+    ],
+)
+def test_overlap_gives_the_same_bits_on_the_gpu(run, settings):
+    """Slices leave the GPU during backward, and are put there before a module looks at them."""
+    source = "DEVICE = 'cuda'" + SOURCE.replace("64), nn.Tanh(), nn.Linear(64, 2)", WIDE)
+    hidden = run(source, servers=2, **settings)
+    plain = run(source, servers=2, **{**settings, "overlap": False})
+    assert hidden.error is None, hidden.error
+    assert plain.error is None
+    assert hidden.results() == plain.results()
+    for name, value in plain.model.items():
+        assert torch.equal(hidden.model[name], value), name
+
+
+@pytest.mark.parametrize(
+    "settings", [{"prefetch": 2}, {"prefetch": 2, "overlap": True}, {"compress": "qsgd:8"}]
+)
+def test_hidden_and_compressed_exchanges_train_on_the_gpu(run, settings):
+    source = "DEVICE = 'cuda'" + SOURCE.replace("64), nn.Tanh(), nn.Linear(64, 2)", WIDE)
+    ran = run(source, workers=2, servers=2, mode="asp", **settings)
+    assert ran.error is None, ran.error
+    assert ran.status.samples == 192

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.api import resume_run, run_job
 from paceline.api.jobs import latest_checkpoint
+from paceline.control import find_run
+from paceline.plan import Job
 from paceline.storage import checkpoint as checkpoints
+from tests.integration.conftest import PRELUDE
 from tests.integration.test_checkpoints import TRAIN, died_at, everything, train
+from tests.integration.test_cuda import SOURCE as CUDA
 from tests.integration.test_equivalence import (
     SOURCE,
     assert_close,
@@ -499,6 +504,21 @@ def test_a_finished_run_is_resumed_to_the_same_end(run):
     assert_same_bits(everything(ran), before)
 
 
+def test_a_hybrid_run_is_resumed_in_a_mode_without_groups(tmp_path, monkeypatch):
+    """Its groups were the old mode's: they need not be taken back by hand."""
+    monkeypatch.setenv("PACELINE_RUNS", str(tmp_path))
+    monkeypatch.setenv("TEST_RUN_DIR", str(tmp_path / "run"))
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE + TRAIN)
+    args = (json.dumps({"epochs": 1}),)
+    job = Job(
+        script=str(script), args=args, workers=2, groups=2, mode="hybrid:asp", run_dir=str(tmp_path / "run")
+    )
+    assert run_job(job).error is None
+    status = resume_run(find_run(str(tmp_path / "run")), {"mode": "bsp"})
+    assert status.error is None and status.state == "succeeded"
+
+
 def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(run, tmp_path):
     job = {"mode": "allreduce"}
     stopping: list[int] = []
@@ -617,3 +637,20 @@ def test_a_data_set_that_is_too_small_is_refused(run):
 def test_one_worker_may_be_a_group_of_its_own(run):
     ran = run(TOGETHER + "train(prepared())", workers=1, mode="allreduce", threads=1)
     assert ran.error is None and ran.status.samples == 96
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("mode", ["allreduce", "hybrid:bsp", "hybrid:local:2", "hybrid:eamsgd:2"])
+def test_a_model_on_the_gpu_trains_like_one_on_the_cpu(run, mode, link):
+    job = {"workers": 2, "mode": mode, "link": link, "threads": 1, "checkpoint_every": 3}
+    gpu, cpu = (run(f"DEVICE = '{device}'{CUDA}", **job) for device in ("cuda", "cpu"))
+    assert gpu.error is None and cpu.error is None
+    assert gpu.status.samples == cpu.status.samples == 3 * 64
+    for name, value in cpu.model.items():
+        torch.testing.assert_close(gpu.model[name], value, rtol=1e-4, atol=1e-5)
+    assert gpu.results()[0] == gpu.results()[1]

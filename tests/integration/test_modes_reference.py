@@ -270,7 +270,7 @@ def go(run: Any, mode: str, *, workers: int = 1, job: dict[str, Any] | None = No
     samples, epochs = options.get("samples", 23), options.get("epochs", 3)
     assert ran.status.samples == samples * epochs
     assert sum(row["samples"] for row in rows_of(ran)) == samples * epochs
-    if not mode.startswith("backup"):  # which makes the samples of what it dropped again
+    if not ran.status.dropped:  # the samples of what it drops are used again
         used = sorted(i for steps in steps_of(ran).values() for step in steps for i in step.ids)
         assert used == sorted(list(range(samples)) * epochs), "every sample is used once an epoch"
     return ran
@@ -504,8 +504,11 @@ def staleness_of(ran: Any) -> set[int]:
 # --- asynchronous gradients -------------------------------------------------------------------------
 
 
-@by_link
-@pytest.mark.parametrize("damping", DAMPED)
+@pytest.mark.parametrize(
+    ("damping", "job"),
+    [*((damping, LINKS[0]) for damping in DAMPED), ("dc", LINKS[1]), ("gap", LINKS[1])],
+    ids=lambda value: value if isinstance(value, str) else value["link"],
+)
 def test_asp_with_damping_is_its_rule_in_the_order_of_the_log(run, damping, job):
     ran = go(run, f"asp+damping={damping}", workers=3, job=job, **SLOW)
     assert max(staleness_of(ran)) >= 2, "nothing was stale"
@@ -549,11 +552,35 @@ def test_damping_weighs_each_contribution_of_a_quorum_by_itself(run, damping):
     assert_as_replayed(ran, problem, gradients(problem), DAMPED[damping](problem))
 
 
+@by_link
+def test_a_run_that_is_switched_is_each_modes_rule_in_turn(run, job):
+    """Whatever memory a worker reads in a mode, it holds the version that the log says."""
+    schedule = [
+        "6=asp",
+        "14=bsp",
+        "20=ssp:1",
+        "28=backup:1",
+        "34=asp+damping=dc",
+        "46=bsp",
+        "50=asp+quorum=2",
+    ]
+    ran = go(run, "bsp", workers=3, epochs=9, job={**job, "schedule": schedule}, **SLOW)
+    assert ran.status.mode == "asp+quorum=2"
+    assert {0, 1} <= staleness_of(ran)
+    problem = problem_of()
+    plain, compensated = applied_with_sgd(problem), delay_compensated(problem)
+    versions = itertools.count(1)
+
+    def server(w: Tensor, parts: list[Part]) -> Tensor:
+        return (compensated if 34 < next(versions) <= 46 else plain)(w, parts)
+
+    assert_as_replayed(ran, problem, gradients(problem), server)
+
+
 # --- downpour and periods ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("push, fetch", [(1, 1), (2, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize("push, fetch, workers", [(1, 1, 2), (2, 2, 2), (2, 3, 1), (2, 3, 2), (3, 1, 2)])
 @pytest.mark.parametrize("outer", ["", "+outer=own"])
 def test_downpour(run, push, fetch, outer, workers):
     lr = 0.05 if outer else 0.2
@@ -585,12 +612,22 @@ def test_bsp_with_a_period_applies_the_mean_of_sums(run, job, samples):
     assert ran.status.dropped == 0
 
 
-@pytest.mark.parametrize("mode", ["ssp:1+period=2", "asp+period=3+damping=dynsgd", "backup:1+period=2"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "ssp:1+period=2",
+        "asp+period=3+damping=dynsgd",
+        "asp+period=2+damping=dc",
+        "asp+period=2+damping=gap",
+        "asp+period=2+quorum=2",
+        "backup:1+period=2",
+    ],
+)
 def test_other_modes_with_a_period(run, mode):
     ran = go(run, mode, workers=2, **SLOW)
     period = 3 if "=3" in mode else 2
     problem = problem_of()
-    server = DAMPED["dynsgd" if "dynsgd" in mode else "none"](problem)
+    server = DAMPED[mode.partition("damping=")[2] or "none"](problem)
     worker = sums(problem, period, period, rounds=mode.startswith("backup"))
     assert_as_replayed(ran, problem, worker, server)
 

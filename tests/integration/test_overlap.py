@@ -274,12 +274,19 @@ result([kept[0], answered, versions, client.version])
     assert last == 10, "at the end of an epoch all replies are awaited"
 
 
-@pytest.mark.parametrize("settings", [{}, {"overlap": True}, {"compress": "topk:0.1"}])
-@pytest.mark.parametrize("mode", ["asp", "ssp:1", "downpour:2,2", "asp+quorum=2"])
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [
+        ("asp", {"overlap": True}),
+        ("asp", {"compress": "topk:0.1"}),
+        ("ssp:1", {"link": "tcp"}),
+        ("downpour:1,3", {}),
+        ("downpour:2,2", {"compress": "qsgd:8", "compress_replies": True}),
+        ("asp+quorum=2", {"overlap": True}),
+    ],
+)
 def test_prefetching_runs_apply_every_sample_once(run, mode, settings):
-    if mode.startswith("downpour") and "overlap" in settings:
-        pytest.skip("refused: there is nothing to send during backward")
-    ran = run(TRAIN, workers=2, servers=2, mode=mode, prefetch=3, link="auto", **settings)
+    ran = run(TRAIN, workers=2, servers=2, mode=mode, prefetch=3, **settings)
     assert ran.error is None
     assert ran.status.samples == 72
     assert [a["applied"] for a in ran.status.leases[:3]] == [24, 24, 24]
@@ -361,12 +368,26 @@ def test_a_prefetching_run_is_checkpointed_and_resumed(run, tmp_path):
     assert [a["applied"] for a in ran.status.leases[:4]] == [44] * 4
 
 
+# --- torch's other ways ---------------------------------------------------------------------------------
+
+
+def test_a_compiled_model_gives_the_same_bits(run):
+    source = TRAIN.replace("for epoch", 'model = torch.compile(model, backend="eager")\nfor epoch')
+    plain, hidden = (
+        run(source, workers=1, threads=1, mode="asp", overlap=overlap) for overlap in (False, True)
+    )
+    assert plain.error is None and hidden.error is None
+    assert_same_bits(hidden.model, plain.model)
+    assert hidden.results()[0]["SLICE"] > 0
+    assert "recompile_limit" not in hidden.log("worker", 0)
+
+
 # --- faults -------------------------------------------------------------------------------------------
 
 HIDDEN = [
     pytest.param({"mode": "bsp", "overlap": True}, id="bsp-overlap"),
     pytest.param({"mode": "asp", "prefetch": 3, "overlap": True}, id="asp-prefetch-overlap"),
-    pytest.param({"mode": "ssp:1", "prefetch": 2}, id="ssp-prefetch"),
+    pytest.param({"mode": "ssp:1", "prefetch": 2, "link": "tcp"}, id="ssp-prefetch-tcp"),
     pytest.param({"mode": "asp", "prefetch": 2, "compress": "topk:0.2"}, id="asp-prefetch-topk"),
 ]
 
@@ -374,11 +395,10 @@ HIDDEN = [
 PREPARED = "prepared(width=20_000)"
 
 
-@pytest.mark.parametrize("link", ["auto", "tcp"])
 @pytest.mark.parametrize("settings", HIDDEN)
-def test_a_worker_killed_in_the_middle_is_replaced_and_every_sample_is_applied_once(run, settings, link):
+def test_a_worker_killed_in_the_middle_is_replaced_and_every_sample_is_applied_once(run, settings):
     source = f"train({PREPARED}, at_step=lambda step: die() if step == 4 else None)"
-    ran = run(TOOLS + source, workers=2, servers=2, link=link, **settings)
+    ran = run(TOOLS + source, workers=2, servers=2, **settings)
     assert_died(ran)
     assert_every_sample_once(ran)
     assert ran.status.lost == 0

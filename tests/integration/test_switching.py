@@ -23,6 +23,7 @@ from torch import nn
 
 from paceline.api.jobs import latest_checkpoint, resume_run
 from paceline.control import Requests
+from paceline.exceptions import PlanError
 from paceline.modes import parse_mode
 from paceline.observe import RunStatus
 from paceline.storage import checkpoint as checkpoints
@@ -397,6 +398,24 @@ def test_garbage_in_the_requests_directory_is_refused_with_the_reason(run, ask):
     for name in GARBAGE:
         answer = json.loads((requests / f"{name}.answer").read_text())
         assert isinstance(answer["refused"], str) and answer["refused"]
+
+
+def test_a_run_directory_that_cannot_be_written_is_named(run):
+    errors = []
+
+    def watch(status: RunStatus, lines: list[str], engine: Any) -> None:
+        requests = Path(status.run_dir) / "requests"
+        if status.version and not errors:
+            requests.touch()  # where a directory should be
+            with pytest.raises(PlanError) as refused:
+                Requests(Path(status.run_dir)).ask({}, alive=lambda: True, within_s=1)
+            errors.append(str(refused.value))
+            enough(status)
+
+    ran = run(PLAIN, workers=1, threads=1, watch=watch)
+    assert ran.error is None
+    assert errors[0].startswith(f"{ran.run.path / 'requests'} cannot be written: ")
+    assert "ask as the user whose run it is" in errors[0]
 
 
 def test_who_asks_twice_gets_two_answers(run, ask):

@@ -12,7 +12,7 @@ from paceline.exceptions import FrameError
 
 KEY = b"k" * 32
 PAYLOADS = [Kind.OFFER, Kind.ADOPT, Kind.ADOPTED, Kind.ATTACHED, Kind.PUSH, Kind.ADMIT]
-PAYLOADS += [Kind.ASSIGN, Kind.STATE, Kind.SAVED]
+PAYLOADS += [Kind.ASSIGN, Kind.STATE, Kind.SAVED, Kind.SLICE]
 
 
 def header(kind: int, body_bytes: int, payload_bytes: int, *, magic: bytes = b"PL") -> bytes:

@@ -44,7 +44,7 @@ def resume_run(
         UsageError: the run is alive, or was started by fit().
         CheckpointError: there is no checkpoint to go on from.
     """
-    if not parse_mode(overrides.get("mode", "hybrid:asp")).inner:
+    if "mode" in overrides and parse_mode(overrides["mode"]).inner is None:
         overrides = {"groups": None, **overrides}  # they were the old mode's
     job = dataclasses.replace(run.read_job(), **overrides)
     if job.script is None:

@@ -86,7 +86,7 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
     table.add_column()
     shares = [nbytes for _, nbytes in facts.shards]
     rows = {
-        "mode": f"{plan.mode}: {in_words(plan.mode, job.workers)}",
+        "mode": f"{plan.mode}: {in_words(plan.mode, len(plan.groups) or job.workers)}",
         "model": f"{words.plural(facts.parameters, 'parameter')} "
         f"in {words.plural(facts.tensors, 'tensor')}, {words.size(facts.nbytes)}; "
         f"optimizer {facts.optimizer}",

@@ -398,7 +398,7 @@ class Controller:
 
     def _set_mode(self, mode: ModeSpec) -> None:
         self.status.mode = str(mode)
-        self.status.rule = in_words(mode, self.plan.job.workers)
+        self.status.rule = in_words(mode, len(self.plan.groups) or self.plan.job.workers)
 
     def _answer(self, request: str, body: dict[str, Any]) -> None:
         self._switching.pop(request, None)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.exceptions import DeadlineError, LinkError
+from paceline.exceptions import DeadlineError, LinkError, PlanError
 from paceline.storage.atomic import write_text_atomically
 
 __all__ = ["Requests"]
@@ -32,13 +32,20 @@ class Requests:
         """Send a request and wait for its answer.
 
         Raises:
+            PlanError: the run directory cannot be written.
             LinkError: the run ended before it answered.
             DeadlineError: it did not answer in time.
         """
         name = secrets.token_hex(8)
-        self._path.mkdir(mode=0o700, exist_ok=True)
         request, answer = self._path / f"{name}.json", self._path / f"{name}.answer"
-        write_text_atomically(request, json.dumps(body), mode=0o600)
+        try:
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            write_text_atomically(request, json.dumps(body), mode=0o600)
+        except OSError as error:
+            raise PlanError(
+                f"{self._path} cannot be written: {error.strerror or error}. Requests to a run go through "
+                "its directory: ask as the user whose run it is, and see that its disk has room"
+            ) from error
         deadline = time.monotonic() + within_s
         try:
             while True:

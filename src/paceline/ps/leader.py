@@ -375,8 +375,8 @@ class LeadServer(Server):
         self._save_flags.discard(peer.worker)
         if peer.residual and not finished:
             self._say_once(
-                f"{peer.name} is gone, and with it a gradient of L2 norm {peer.residual:.3g} that compression "
-                "had held back until later pushes"
+                f"{peer.name} is gone, and with it a gradient of L2 norm {peer.residual:.3g} that "
+                "compression had held back until later pushes"
             )
         super()._worker_left(peer, finished=finished)
         if self._gate is not None:

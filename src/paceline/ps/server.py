@@ -300,17 +300,18 @@ class Server:
         if self.mode.damping not in ("dc", "gap"):
             peer.backup = None
         elif peer.backup is None:
-            assert self.layout is not None
+            assert self.layout is not None and self._base is not None
             peer.backup = self._shard.flats(torch.empty(self.layout.nbytes, dtype=torch.uint8))
-            self._shard.update((), None, [peer.backup])
+            read = self._shard.flats(self._base) if peer.copy is None else peer.copy
+            torch._foreach_copy_(peer.backup, read)
 
     def _change_mode(self, text: str) -> None:
         """Go on in another mode. Who is told of it by its next reply then uses the memory that fits."""
         self.mode = parse_mode(text)
         self._shard.damping = self.mode.damping
         for peer in self._peers.values():
+            self._keep_backup(peer)  # first: its copy is what it computes on
             peer.read_in_place(self.mode.in_place)
-            self._keep_backup(peer)
         log.info("mode %s", text)
 
     def _welcome(self, peer: WorkerPeer, **facts: Any) -> None:

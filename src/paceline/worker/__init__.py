@@ -2,7 +2,12 @@
 
 * `session.py`   Session: what prepare() talks to; of a run, or of a script that runs alone.
 * `client.py`    Client: the links to all servers: offer, attach, exchange, leases, state.
+* `pipeline.py`  PipelinedClient: the same, with payloads that travel while the worker computes.
+* `gate.py`      nobody sees a parameter before it has arrived.
+* `encoding.py`  Encoders: gradients, compressed; Differences: replies, compressed.
 * `gradients.py` GradientMemory: gradients go into the slot as autograd makes them, and are checked there.
+* `group.py`     Group: workers that act as one: they meet, average gradients, share parameters.
+* `group_stepping.py` GroupStepper: what a worker in a group does at optimizer.step().
 * `optimizer.py` makes the user's optimizer exchange instead of update.
 * `loader.py`    LeasedLoader and StreamLoader: the user's DataLoader, fed by leases.
 * `state.py`     a worker's part of a checkpoint: buffers, random state, schedulers.

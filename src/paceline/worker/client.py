@@ -23,7 +23,7 @@ from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.impairment import LinkConditions
 from paceline.comm.transfer import Transfer
-from paceline.exceptions import DeadlineError, LinkError, PacelineError
+from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
 from paceline.modes import ModeSpec, parse_mode
 from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view, partition
 from paceline.worker.encoding import Differences, Encoders
@@ -106,6 +106,11 @@ class Client:
         self._deadline_s = deadline_s
         self._links: list[Connection] = []
         conditions = LinkConditions.from_environment()
+        if conditions is not None and (link == "shm" or mode.needs_memory):
+            raise UsageError(
+                f"PACELINE_LINK_CONDITIONS={conditions} emulates a network, and link=shm and mode hogwild "
+                "share memory: unset it, or use link auto or tcp and another mode"
+            )
         for i, address in enumerate(servers):
             connection = connect(address, secret, peer=f"server:{i}", link=link, conditions=conditions)
             # The lead notices first who is missing and names it; it itself is waited for as a last resort.

@@ -11,6 +11,7 @@ next forward. Read it from the model there.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.params import Layout
@@ -32,6 +33,7 @@ def guard_parameters(
     for piece in layout.slices:
         for segment in piece.segments:
             slices[id(parameters[segment.tensor])].add(piece.index)
+    every = frozenset(piece.index for piece in layout.slices)
     for module in model.modules():
         own = {
             name: frozenset(slices[id(p)])
@@ -39,15 +41,21 @@ def guard_parameters(
             if p is not None and id(p) in slices
         }
         if own:
-            module.register_forward_pre_hook(_hook(frozenset().union(*own.values()), need))
+            module.register_forward_pre_hook(_hook(frozenset().union(*own.values()), every, need))
             # As DeepSpeed does for parameters that are elsewhere: modules look here for `self.weight`.
             module._parameters = _Guarded(module._parameters, own, need)
 
 
-def _hook(slices: frozenset[int], need: Need) -> Callable[[nn.Module, Any], None]:
-    # A plain function: a copy of the model keeps it as it is, where it does no harm.
+def _hook(slices: frozenset[int], every: frozenset[int], need: Need) -> Callable[[nn.Module, Any], None]:
+    # A compiled graph takes parameters as it likes: it is interrupted, and waits for all of them.
+    need_uncompiled: Need = torch.compiler.disable(need)
+
+    # Plain functions: a copy of the model keeps them as they are, where they do no harm.
     def before_forward(module: nn.Module, args: Any) -> None:
-        need(slices)
+        if torch.compiler.is_compiling():
+            need_uncompiled(every)
+        else:
+            need(slices)
 
     return before_forward
 
@@ -64,23 +72,25 @@ class _Guarded(dict[str, nn.Parameter | None]):
         self._need = need
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
-        slices = self._slices.get(name)
-        if slices is not None:
-            self._need(slices)
+        self._wait(self._slices.get(name))
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self._need(self._slices.get(name, frozenset()))
+        self._wait(self._slices.get(name))
         return super().get(name, default)
 
     def items(self) -> Any:
-        self._need(self._all)
+        self._wait(self._all)
         return super().items()
 
     def values(self) -> Any:
-        self._need(self._all)
+        self._wait(self._all)
         return super().values()
 
+    def _wait(self, slices: frozenset[int] | None) -> None:
+        if slices is not None and not torch.compiler.is_compiling():  # there the hook has waited
+            self._need(slices)
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        self._need(self._all)
+        self._wait(self._all)
         return dict, (), None, None, iter([*super().items()])

@@ -381,8 +381,14 @@ class _Memory(_Carrier):
         return self._group._agree(finite)
 
     def share(self) -> None:
-        if not self._group.is_root:
+        group = self._group
+        if not group.is_root:
             self._parameters.copy_(self._roots)
+            group._send(group._links[group.root], {})
+            return
+        # The script may write to the root's parameters next (load_state_dict), when all have copied them.
+        for rank in group.ranks[1:]:
+            group._receive(rank)
 
     def close(self) -> None:
         self._mine.clear()

@@ -119,6 +119,8 @@ class GroupStepper(Stepper):
 
     def _step(self) -> Iterator[Request]:
         missing, finite = self.gradients.collect()
+        if self._group.size > 1:
+            self._mine.averages()  # before they meet: from then on the others read it
         samples, counts = self._account.tally()
         cut = self._account.cut_next() if self._group.is_root else 0
         facts = self._group.meet(
@@ -144,7 +146,6 @@ class GroupStepper(Stepper):
 
     def _average(self, weights: list[int], absent: set[int]) -> bool:
         if self._group.size > 1:
-            self._mine.averages()
             finite = self._group.mean(weights)
             self._mine.averaged()
         else:
@@ -185,8 +186,6 @@ class GroupStepper(Stepper):
             self._account.version(news["version"])
         if news["save"]:
             self._account.owe_save()
-        if self.mode.local:
-            self._group.wait()  # the script may change the root's parameters now: the others have copied them
 
     def enter(self, epoch: int) -> None:
         """The script begins an epoch: a group does that together, from the same parameters."""

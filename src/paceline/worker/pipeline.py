@@ -402,26 +402,40 @@ class PipelinedClient(Client):
                 self._hear(frame.body)
                 self._changed.notify_all()
         if brings:
-            room = self._fetched[at] % len(self._into)
-            for position in self._read_parameters(at, frame.body, self._into[room][at]):
-                index = self._shards[at][position].index
-                if self._differences is not None and self._landing:
-                    held = self._differences.held[at][position]
-                    landed = self._slice(self._landing[room], index).view(held.dtype)
-                    if "sizes" in frame.body:
-                        landed.copy_(held)
-                    else:
-                        held.copy_(landed)
-                if self._missing:
-                    with self._changed:
-                        self._missing.discard(index)
-                        self._changed.notify_all()
+            self._land(at, frame)
+        elif frame.payload_bytes:  # a server that had not read the request yet could not know
+            self._links[at].read_blob(frame, frame.payload_bytes)
         with self._changed:
             self._answered[at] += 1
             self._fetched[at] += brings
             if at == 0 and brings:
                 self._versions.append(field(frame.body, "version", int))
             self._changed.notify_all()
+
+    def _land(self, at: int, frame: Frame) -> None:
+        """Read the parameters of a reply: to where the model has them, or to where replies land."""
+        room, shard = self._fetched[at] % len(self._into), self._shards[at]
+        if not frame.payload_bytes:  # as above: the slices stay as they were
+            for piece in shard if self._landing else ():
+                before = self._landing[room - 1] if self._fetched[at] else self._copy
+                self._slice(self._landing[room], piece.index).copy_(self._slice(before, piece.index))
+            self._arrived(*(piece.index for piece in shard))
+            return
+        for position in self._read_parameters(at, frame.body, self._into[room][at]):
+            if self._differences is not None and self._landing:
+                held = self._differences.held[at][position]
+                landed = self._slice(self._landing[room], shard[position].index).view(held.dtype)
+                if "sizes" in frame.body:
+                    landed.copy_(held)
+                else:
+                    held.copy_(landed)
+            self._arrived(shard[position].index)
+
+    def _arrived(self, *slices: int) -> None:
+        if self._missing:
+            with self._changed:
+                self._missing.difference_update(slices)
+                self._changed.notify_all()
 
     def _hear(self, body: dict[str, Any]) -> None:
         """What the lead says beside the answer itself."""
