@@ -95,7 +95,7 @@ def spirals() -> Task:
         build=_small_network,
         batch=16,
         epochs=20,
-        learning_rate=0.02,
+        learning_rate=0.05,
         max_norm=1.0,
     )
 

@@ -251,6 +251,8 @@ result(moved)
 # --- bad input ------------------------------------------------------------------------------------------
 
 STRANGER = """
+import contextlib
+from paceline.exceptions import LinkError
 import paceline.worker.client as client_module
 from paceline.comm import Connection, Kind, connect
 from paceline.worker.session import current_session
@@ -271,6 +273,10 @@ def attach(**body):
     link.send(Kind.ATTACH, {"fingerprint": layout.fingerprint, "incarnation": 0, "in_place": False,
                             "inline": True, **body})
     return link
+
+def send(link, *frame):
+    with contextlib.suppress(LinkError):  # it may be refused before all of it is sent
+        link.send(*frame)
 
 def answer(link):
     frame = link.receive()
@@ -300,20 +306,20 @@ def fate(step):
     ]:
         link = attach(compress="topk:0.5")
         assert answer(link)[0] == "ATTACHED"
-        link.send(Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body},
-                  [memoryview(payload)])
+        send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body},
+             [memoryview(payload)])
         heard.append(answer(link))
         link.close()
     for body, payload in [({"at": 5}, b"abcd"), ({"at": 0}, b"abcd"), ({}, b"abcd"), ({"at": True}, b"")]:
         link = attach()
         assert answer(link)[0] == "ATTACHED"
-        link.send(Kind.SLICE, body, [memoryview(payload)])
+        send(link, Kind.SLICE, body, [memoryview(payload)])
         heard.append(answer(link))
         link.close()
     for body in ({"slices": [7]}, {"slices": []}, {"slices": "all"}, {"slices": [None]}):
         link = attach()
         assert answer(link)[0] == "ATTACHED"
-        link.send(Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body})
+        send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body})
         heard.append(answer(link))
         link.close()
 train(objects, at_step=fate)

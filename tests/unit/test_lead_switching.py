@@ -418,15 +418,6 @@ def test_leases_are_dealt_as_the_mode_of_the_moment_wants():
     assert first_of(1) == 0
     lead.switch(parse_mode("bsp"))
     assert (first_of(1), first_of(0)) == (4, 2)
-    assert first_of(1) == 8  # 6 is worker 0's
-    lead.leave(0, 0, finished=False)
-    lead.leave(1, 0, finished=False)
-    lead.join(0, 1)
-    lead.join(1, 1)
-    lead.switch(parse_mode("bsp"))
-    assert first_of(1) == 2
-    for worker in (0, 1):
-        lead.leave(worker, 1, finished=False)
-    lead.switch(parse_mode("asp"))
-    lead.join(1, 2)
-    assert first_of(1) == 0
+    assert first_of(1) == 8  # 6 is kept for worker 0
+    lead.book.deal_by_round(False)
+    assert first_of(1) == 6  # and is anybody's again

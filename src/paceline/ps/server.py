@@ -303,7 +303,8 @@ class Server:
             assert self.layout is not None and self._base is not None
             peer.backup = self._shard.flats(torch.empty(self.layout.nbytes, dtype=torch.uint8))
             read = self._shard.flats(self._base) if peer.copy is None else peer.copy
-            torch._foreach_copy_(peer.backup, read)
+            for mine, theirs in zip(peer.backup, read, strict=True):
+                mine.copy_(theirs)
 
     def _change_mode(self, text: str) -> None:
         """Go on in another mode. Who is told of it by its next reply then uses the memory that fits."""

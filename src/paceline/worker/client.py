@@ -201,7 +201,7 @@ class Client:
         self._differences: Differences | None = None
         if self._transfer.replies is not None:
             body["compress_replies"] = True
-            self._differences = Differences(self._transfer.replies, layout, self._shards, self._copy)
+            self._differences = Differences(self._transfer.replies, layout, self._shards)
         if self._transfer.compresses:
             body["compress"] = str(self._transfer.compress)
             seed = (self._seed << 32) + (self.rank << 12) + self.incarnation
@@ -454,8 +454,8 @@ class Client:
 
     def _read_parameters(self, at: int, body: dict[str, Any], views: Sequence[memoryview]) -> Iterator[int]:
         """Read a reply's parameters into `views`; gives the position of each slice that is there."""
-        if self._differences is not None and "sizes" in body:
-            return self._differences.read(self._links[at], at, body)
+        if self._differences is not None:
+            return self._differences.read(self._links[at], at, body, views)
         return self._links[at].read_each(views)
 
     def _receive(self, connection: Connection, *kinds: Kind) -> Frame:

@@ -18,7 +18,7 @@ from paceline.comm.compression.codec import Decoder, Encoder, Piece
 from paceline.comm.transfer import encoded_sizes
 from paceline.exceptions import UsageError
 from paceline.modes import ModeSpec
-from paceline.params import Layout, Slice, dtype_named, flat_view
+from paceline.params import Layout, Slice, bytes_of, dtype_named, flat_view
 
 __all__ = ["Differences", "Encoders", "follow_settings", "without_momentum"]
 
@@ -111,26 +111,33 @@ class Differences:
 
     Args:
         shards: each server's slices.
-        held: the bytes of what the servers know this worker to have; kept up to date here.
     """
 
-    def __init__(
-        self, spec: CompressionSpec, layout: Layout, shards: Sequence[Sequence[Slice]], held: Tensor
-    ) -> None:
-        self.held = [[flat_view(held, s) for s in shard] for shard in shards]
+    def __init__(self, spec: CompressionSpec, layout: Layout, shards: Sequence[Sequence[Slice]]) -> None:
+        memory = torch.empty(layout.nbytes, dtype=torch.uint8)
+        # What the servers know this worker to have; the first reply is a whole one.
+        self._held = [[flat_view(memory, s) for s in shard] for shard in shards]
         self._decoders = [
             [Decoder(spec, _pieces(layout, s), dtype=dtype_named(s.dtype)) for s in shard] for shard in shards
         ]
 
-    def read(self, connection: Connection, at: int, body: dict[str, Any]) -> Iterator[int]:
-        """Read the payload of a reply of server `at`; gives the position of each slice that is there."""
-        held = self.held[at]
+    def read(
+        self, connection: Connection, at: int, body: dict[str, Any], views: Sequence[memoryview]
+    ) -> Iterator[int]:
+        """Read the parameters that server `at` sends into `views`, whatever they held; gives the position
+        of each slice that is there."""
+        held = self._held[at]
+        if "sizes" not in body:  # a whole one
+            for position in connection.read_each(views):
+                bytes_of(held[position])[:] = views[position]
+                yield position
+            return
         sizes = encoded_sizes(body, [flat.nbytes for flat in held])
         rooms = [memoryview(bytearray(size)) for size in sizes]
         for position in connection.read_each(rooms):
             change = torch.empty_like(held[position])
             self._decoders[at][position].decode(rooms[position], change)
-            held[position].add_(change)
+            views[position][:] = bytes_of(held[position].add_(change))
             yield position
 
 

@@ -32,7 +32,6 @@ from paceline.comm.frames import field
 from paceline.exceptions import LinkError
 from paceline.params import Layout, bytes_of
 from paceline.worker.client import Client, Grant, Written, error_of
-from paceline.worker.encoding import Differences
 
 __all__ = ["PipelinedClient"]
 
@@ -106,10 +105,6 @@ class PipelinedClient(Client):
         self._stages = [self._memory() for _ in rooms] if self.encoders is None else []
         self._landing = [self._memory() for _ in rooms] if self.prefetch else []
         self._into = [self._in]
-        if self._transfer.replies is not None and self.prefetch:
-            # What replies are differences to is not what the model computes with.
-            held = self._copy.clone()
-            self._differences = Differences(self._transfer.replies, self._layout, self._shards, held)
         if self.prefetch:
             self._into = [
                 [[bytes_of(self._slice(room, s.index)) for s in shard] for shard in self._shards]
@@ -422,13 +417,6 @@ class PipelinedClient(Client):
             self._arrived(*(piece.index for piece in shard))
             return
         for position in self._read_parameters(at, frame.body, self._into[room][at]):
-            if self._differences is not None and self._landing:
-                held = self._differences.held[at][position]
-                landed = self._slice(self._landing[room], shard[position].index).view(held.dtype)
-                if "sizes" in frame.body:
-                    landed.copy_(held)
-                else:
-                    held.copy_(landed)
             self._arrived(shard[position].index)
 
     def _arrived(self, *slices: int) -> None:

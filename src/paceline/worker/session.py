@@ -597,12 +597,17 @@ class RunSession(Session):
     def run_parameters(self) -> Iterator[None]:
         """Within, the model has the run's parameters, not the worker's own."""
         if self._memory.near is self._memory.base:
+            if not self._client.arrives_late:
+                self._client.settle()
+                self._from_host()
             yield
             return
         with self._link:
             # The next push is measured from what was fetched for training: that stays as it is.
             fetched, version = self._memory.base.clone(), self._client.version
             self._exchange(Request(push=False))
+            self._client.settle()
+            self._from_host()
             shown = self._memory.base.clone()
             self._memory.base.copy_(fetched)
             self._client.version = version
