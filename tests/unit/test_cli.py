@@ -281,6 +281,9 @@ FACTS = ModelFacts(
             ["247 kB copied per worker and step", "about 23 steps", "every 50 updates and at"],
         ),
         ("--link tcp", ["TCP: 494 kB sent per worker and step", "247 kB of parameters"]),
+        ("--compress topk", ["unix socket: 247 kB of gradients, compressed by topk:0.01"]),
+        ("--overlap --link tcp", ["TCP: 494 kB sent per worker and step", "leave during"]),
+        ("--mode asp --prefetch 3", ["unix socket: 494 kB sent", "awaited 3 steps later"]),
         ("-s 4", ["server:3 localhost 2 nothing: the model has too few slices"]),
     ],
 )

@@ -4,13 +4,15 @@ import array
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from paceline.comm import Address, Kind, Listener, Region, connect, frames
+from paceline.comm.impairment import LinkConditions
 from paceline.exceptions import FrameError, LinkError
-from tests.links import KEYS, SECRET, Echo, client, echoes, linked, open_descriptors, running
+from tests.links import KEYS, PATIENCE_S, SECRET, Echo, client, echoes, linked, open_descriptors, running
 
 CARRIERS = pytest.mark.parametrize("carrier", ["unix", "tcp"])
 
@@ -316,3 +318,30 @@ def test_only_unix_sockets_are_local() -> None:
         with linked(carrier) as (a, b):
             assert a.local is b.local is local
             assert a.fileno() == a.sock.fileno()
+
+
+def test_payload_bytes_are_counted_at_both_ends() -> None:
+    with linked() as (a, b):
+        a.send(Kind.PUSH, {"text": "not counted"}, [memoryview(b"abc"), memoryview(b"de")])
+        frame = b.receive()
+        assert b.read_blob(frame, 5) == b"abcde"
+        b.send_streamed(Kind.ADMIT, {}, 4, iter([memoryview(b"fg"), memoryview(b"hi")]))
+        a.receive()
+        rooms = [bytearray(1), bytearray(3)]
+        assert list(a.read_each([memoryview(room) for room in rooms])) == [0, 1]
+        assert rooms == [b"f", b"ghi"]
+        assert (a.payload_sent, a.payload_received) == (b.payload_received, b.payload_sent) == (5, 4)
+
+
+def test_an_emulated_link_is_a_tcp_link_that_takes_its_time() -> None:
+    conditions = LinkConditions(latency_s=0.02)
+    with running(Echo()) as hub:
+        connection = connect(hub.listener.address, SECRET, peer="server:0", conditions=conditions)
+        connection.sock.settimeout(PATIENCE_S)
+        try:
+            connection.send(Kind.HELLO, {"role": "worker", "rank": 0})
+            started = time.monotonic()
+            assert not connection.local and echoes(connection)
+            assert time.monotonic() - started >= 0.04
+        finally:
+            connection.close()

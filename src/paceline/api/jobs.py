@@ -132,9 +132,10 @@ def inspect_script(plan: Plan) -> ModelFacts:
     assert job.script is not None
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "paceline.worker.inspect", str(len(plan.servers)), str(writer)]
+    overlap = "overlap" if job.overlap else "-"
     try:
         done = subprocess.run(
-            [*command, ",".join(job.optimizers), job.script, *job.args],
+            [*command, ",".join(job.optimizers), job.compress, overlap, job.script, *job.args],
             pass_fds=[writer],
             capture_output=True,
             text=True,

@@ -228,9 +228,7 @@ class Server:
         mine = partition(layout, self.config.servers)[self.config.rank]
         self._hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
         lanes = self.config.threads
-        self.shard = Shard(
-            layout, spec, mine, self._base, self.config.optimizers, lanes, self.mode.damping
-        )
+        self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers, lanes, self.mode.damping)
         log.info(
             "adopted %s tensors in %s slices, %.1f MB mine, fingerprint %s",
             len(layout.tensors),

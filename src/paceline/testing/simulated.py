@@ -25,6 +25,7 @@ from paceline.worker.stepping import Memory, Request, Stepper, local_step_of, ma
 
 __all__ = ["SimulatedRun"]
 
+
 @dataclass
 class _Worker:
     """A worker as the simulation sees it; `requests` is what it does, up to its next exchange."""
@@ -162,7 +163,7 @@ class SimulatedRun:
         """Run to the end; call it once.
 
         Args:
-            on_epoch: called at the end of every epoch with its number; `model` is then as the servers have it.
+            on_epoch: called at the end of every epoch with its number; `model` is as the servers have it.
         """
         self._until, self._on_epoch = epochs, on_epoch
         for worker in self._workers.values():
@@ -357,4 +358,3 @@ class SimulatedRun:
             order = self._orders[lease.epoch] = torch.randperm(self._samples, generator=generator)
             self._orders.pop(lease.epoch - 2, None)
         return [i for start, stop in lease.ranges for i in order[start:stop].tolist()]
-

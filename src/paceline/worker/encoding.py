@@ -7,20 +7,24 @@ What encoders did not send yet is part of the worker's state: it travels in its 
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.comm import Connection
-from paceline.comm.compression import CompressionSpec
+from paceline.comm.compression import CompressionSpec, refuse_useless
 from paceline.comm.compression.codec import Decoder, Encoder, Piece
-from paceline.comm.transfer import encoded_sizes
+from paceline.comm.transfer import Transfer, encoded_sizes
 from paceline.exceptions import UsageError
 from paceline.modes import ModeSpec
-from paceline.params import Layout, Slice, bytes_of, dtype_named, flat_view
+from paceline.params import Layout, OptimizerSpec, Slice, bytes_of, describe, dtype_named, flat_view
 
-__all__ = ["Differences", "Encoders", "follow_settings", "without_momentum"]
+__all__ = ["Differences", "Encoders", "follow_settings", "lay_out", "without_momentum"]
+
+OVERLAPPED_SLICES = 8
+"""With overlap, a server's part of a small model is cut into so many slices: one alone cannot leave early."""
 
 
 class Encoders:
@@ -143,6 +147,27 @@ class Differences:
 
 def _pieces(layout: Layout, piece: Slice) -> list[Piece]:
     return [Piece.whole(*extent) for extent in layout.extents(piece)]
+
+
+def lay_out(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    spec: OptimizerSpec,
+    transfer: Transfer,
+    *,
+    servers: int,
+) -> tuple[OptimizerSpec, Layout, list[nn.Parameter]]:
+    """The parameter space, cut as the optimizer and the transfer need it; and the spec that says so.
+
+    Raises:
+        UsageError: see `describe`; or compression would make nothing of this model smaller.
+    """
+    if transfer.compress.wants_whole_tensors:
+        spec = replace(spec, whole_tensors=True)
+    parts = servers * (OVERLAPPED_SLICES if transfer.leaves_early else 1)
+    layout, parameters = describe(model, optimizer, servers=parts, whole_tensors=spec.whole_tensors)
+    refuse_useless(transfer.compress, [t.shape for t in layout.tensors])
+    return spec, layout, parameters
 
 
 def without_momentum(

@@ -1,6 +1,7 @@
 """Runs a script up to prepare() and tells what it would train: `paceline plan` asks.
 
-`python -m paceline.worker.inspect SERVERS FD SCRIPT [ARGS…]` writes JSON to the descriptor FD.
+`python -m paceline.worker.inspect SERVERS FD OPTIMIZERS COMPRESSION overlap|- SCRIPT [ARGS…]` writes JSON to
+the descriptor FD.
 """
 
 import json
@@ -10,7 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from paceline.params import OptimizerSpec, describe, partition
+from paceline.comm.compression import parse_compression
+from paceline.comm.transfer import Transfer
+from paceline.params import OptimizerSpec, partition
+from paceline.worker.encoding import lay_out
 from paceline.worker.loader import data_facts
 from paceline.worker.session import Prepared, Session, enter_session
 
@@ -20,8 +24,9 @@ __all__ = ["main"]
 class InspectingSession(Session):
     """Its prepare() tells what it got and ends the process."""
 
-    def __init__(self, servers: int, fd: int, optimizers: Sequence[str]) -> None:
+    def __init__(self, servers: int, fd: int, optimizers: Sequence[str], transfer: Transfer) -> None:
         self._servers = servers
+        self._transfer = transfer
         self._fd = fd
         self._optimizers = optimizers
 
@@ -29,9 +34,7 @@ class InspectingSession(Session):
         """Tell, and end."""
         got = Prepared(objects)
         spec = OptimizerSpec.of(got.optimizer, self._optimizers)
-        layout, _ = describe(
-            got.model, got.optimizer, servers=self._servers, whole_tensors=spec.whole_tensors
-        )
+        _, layout, _ = lay_out(got.model, got.optimizer, spec, self._transfer, servers=self._servers)
         data = data_facts(got.loader) if got.loader is not None else {}
         facts = {
             "parameters": layout.numel,
@@ -52,11 +55,12 @@ class InspectingSession(Session):
 
 def main() -> None:
     """See the module."""
-    servers, fd, optimizers, script, *args = sys.argv[1:]
+    servers, fd, optimizers, compress, overlap, script, *args = sys.argv[1:]
     sys.argv = [script, *args]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     allowed = [o for o in optimizers.split(",") if o]
-    enter_session(InspectingSession(int(servers), int(fd), allowed))
+    transfer = Transfer(compress=parse_compression(compress), overlap=overlap == "overlap")
+    enter_session(InspectingSession(int(servers), int(fd), allowed, transfer))
     runpy.run_path(script, run_name="__main__")
 
 

@@ -19,7 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from paceline.comm import Connection, Kind, Region
-from paceline.comm.compression import refuse_useless
 from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
@@ -30,12 +29,11 @@ from paceline.params import (
     StateBook,
     TensorInfo,
     bind,
-    describe,
     settings_of,
     tensor_views,
 )
 from paceline.worker.client import Client, Grant
-from paceline.worker.encoding import follow_settings, without_momentum
+from paceline.worker.encoding import follow_settings, lay_out, without_momentum
 from paceline.worker.free import FreeExchange
 from paceline.worker.gate import guard_parameters
 from paceline.worker.group import Group, GroupLinks, part_of
@@ -73,9 +71,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("paceline.worker")
-
-OVERLAPPED_SLICES = 8
-"""With overlap, a server's part of a small model is cut into so many slices: one alone cannot leave early."""
 
 LOG_S = 0.1
 STATS_S = 0.5
@@ -264,15 +259,9 @@ class RunSession(Session):
         if compress.has_momentum:
             self._served = without_momentum(compress, self.mode, self._served)
         spec = OptimizerSpec.of(self._served, self._optimizers)
-        if compress.wants_whole_tensors:
-            spec = replace(spec, whole_tensors=True)
-        layout, parameters = describe(
-            got.model,
-            got.optimizer,
-            servers=self._servers * (OVERLAPPED_SLICES if self._transfer.leaves_early else 1),
-            whole_tensors=spec.whole_tensors,
+        spec, layout, parameters = lay_out(
+            got.model, got.optimizer, spec, self._transfer, servers=self._servers
         )
-        refuse_useless(compress, [t.shape for t in layout.tensors])
         self._layout, self._parameters = layout, parameters
         self._frozen = _frozen_of(got.model, got.optimizer)
         self._trained = {t.name for t in layout.tensors} | {alias for alias, _ in layout.aliases}
