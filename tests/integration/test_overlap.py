@@ -436,16 +436,18 @@ def test_a_killed_server_is_named_at_once(run, settings):
     assert ran.error.startswith("server:1: was killed by SIGKILL. ")
 
 
-@pytest.mark.parametrize("settings", HIDDEN[:3])
+@pytest.mark.parametrize("settings", HIDDEN[:2])
 def test_a_server_that_hangs_is_named(run, settings):
     stopped = []
+    # An epoch that does not end: who waits at its end for another worker names that one.
+    source = TOOLS + "train(prepared(samples=1_000_000))"
 
     def watch(status, lines, engine):
         if status.version > 3 and not stopped:
             os.kill(engine.pids()["server:1"], signal.SIGSTOP)
             stopped.append(True)
 
-    ran = run(ENDLESS, workers=2, servers=2, deadline_s=1.5, watch=watch, **settings)
+    ran = run(source, workers=2, servers=2, deadline_s=1.5, watch=watch, **settings)
     assert stopped
     assert "DeadlineError" in ran.error and "server:1" in ran.error
 

@@ -109,6 +109,18 @@ class ShmPeer(WorkerPeer):
         self._region.close()
 
 
+class _Slices:
+    """Memory that replies are sent from."""
+
+    def __init__(self, flats: Sequence[Tensor]) -> None:
+        self.flats = flats
+        self.views = [bytes_of(flat) for flat in flats]
+
+
+_Reply = tuple[dict[str, Any], _Slices | None]
+"""A message, and the parameters behind it if the worker wants them."""
+
+
 class InlinePeer(WorkerPeer):
     """A worker whose gradients and parameters travel over its socket: it is elsewhere, or compresses, or
     hides the way they take. A thread of its own reads pushes into a buffer and sends slices as they come.
@@ -147,9 +159,9 @@ class InlinePeer(WorkerPeer):
         self._differences: Differences | None = None
         if transfer.replies is not None:
             self._differences = Differences(transfer.replies, layout, shard.slices, seed=worker)
-        self._sources = live if self.copy is None else self.copy
+        self._out = _Slices(live if self.copy is None else self.copy)
         self._post = post
-        self._outbox: queue.SimpleQueue[tuple[dict[str, Any], bool] | int | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Reply | int | None] = queue.SimpleQueue()
         self._broken: LinkError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name=f"link {self.name}", daemon=True)
@@ -158,10 +170,12 @@ class InlinePeer(WorkerPeer):
     def read_in_place(self, in_place: bool) -> None:
         # Sending from a copy is right in every mode: whoever has one keeps it.
         if self.copy is None and not in_place:
-            self._sources = self.copy = self._spare_copy()
+            self.copy = self._spare_copy()
+            self._out = _Slices(self.copy)
 
     def start_admit(self, body: dict[str, Any]) -> None:
-        self._outbox.put((body, self.fetches))
+        # With the memory that it is to be sent from: the next order may change that.
+        self._outbox.put((body, self._out if self.fetches else None))
 
     def slice_ready(self, position: int) -> None:
         self._outbox.put(position)
@@ -243,7 +257,8 @@ class InlinePeer(WorkerPeer):
 
     def welcome(self, body: dict[str, Any]) -> None:
         """Send the parameters to a worker that has just attached."""
-        self.connection.send(Kind.ATTACHED, body, [*self._whole(range(len(self._sources)))])
+        positions = range(len(self._out.flats))
+        self.connection.send(Kind.ATTACHED, body, [*self._whole(self._out, positions)])
 
     def _answer(self, *, whole: bool) -> None:
         """Send the reply when the server has it; `whole`: as it is also where differences would do.
@@ -254,24 +269,27 @@ class InlinePeer(WorkerPeer):
         reply = self._outbox.get()
         if not isinstance(reply, tuple):
             return  # the server is closing this link
-        body, fetches = reply
-        positions = self._in_order() if fetches else iter(())
+        body, out = reply
+        positions = self._in_order(out) if out is not None else iter(())
         try:
-            if self._differences is not None and fetches and not whole:
-                self._send_differences(self._differences, body, positions)
+            if out is None:
+                self.connection.send(Kind.ADMIT, body)
+            elif self._differences is not None and not whole:
+                parts = [memoryview(self._differences.write(p, out.flats[p])) for p in positions]
+                self.connection.send(Kind.ADMIT, {**body, "sizes": [part.nbytes for part in parts]}, parts)
             else:
                 # The header promises the size; the slices follow in order, as soon as the server has them.
-                size = sum(t.nbytes for t in self._sources) if fetches else 0
-                self.connection.send_streamed(Kind.ADMIT, body, size, self._whole(positions))
+                size = sum(view.nbytes for view in out.views)
+                self.connection.send_streamed(Kind.ADMIT, body, size, self._whole(out, positions))
         except LinkError as error:
             self._broken = error
             for _ in positions:
                 pass
 
-    def _in_order(self) -> Iterator[int]:
+    def _in_order(self, out: _Slices) -> Iterator[int]:
         """Positions of slices, each when it is up to date."""
         ready: set[int] = set()
-        for position in range(len(self._sources)):
+        for position in range(len(out.flats)):
             while position not in ready:
                 done = self._outbox.get()
                 if not isinstance(done, int):
@@ -279,17 +297,11 @@ class InlinePeer(WorkerPeer):
                 ready.add(done)
             yield position
 
-    def _whole(self, positions: Iterable[int]) -> Iterator[memoryview]:
+    def _whole(self, out: _Slices, positions: Iterable[int]) -> Iterator[memoryview]:
         for position in positions:
             if self._differences is not None:
-                self._differences.remember(position, self._sources[position])
-            yield bytes_of(self._sources[position])
-
-    def _send_differences(
-        self, differences: Differences, body: dict[str, Any], positions: Iterator[int]
-    ) -> None:
-        parts = [memoryview(differences.write(p, self._sources[p])) for p in positions]
-        self.connection.send(Kind.ADMIT, {**body, "sizes": [part.nbytes for part in parts]}, parts)
+                self._differences.remember(position, out.flats[position])
+            yield out.views[position]
 
 
 def _copy_of(layout: Layout, shard: Shard) -> list[Tensor]:

@@ -37,8 +37,6 @@ __all__ = ["PipelinedClient"]
 
 _PAUSE_STEPS = 16
 """After a step whose slices had left too early, so many steps send theirs at the end."""
-_LOOK_S = 0.2
-"""How often who waits looks whether somebody is late."""
 
 
 @dataclass(slots=True)
@@ -330,24 +328,26 @@ class PipelinedClient(Client):
             while not done():
                 if self._failure is not None:
                     raise self._failure
-                self._check_deadline(started, whom)
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(self._time_left(started, whom))
         self.wait_s += time.monotonic() - started
 
-    def _check_deadline(self, started: float, whom: Connection | None) -> None:
-        now = time.monotonic()
+    def _time_left(self, started: float, whom: Connection | None) -> float:
+        """Until somebody is late; raises DeadlineError if somebody is."""
+        now, left = time.monotonic(), self._deadline_s
         for connection, answered in zip(self._links, self._answered, strict=True):
-            since = started
-            if whom is None and connection is not self._lead:
-                # It answers what the lead has answered, so until then it is not late.
-                since = max(started, self._lead_at)
-                owes = answered < self._answered[0]
-            else:
-                owes = connection is whom if whom is not None else answered < self._asked
             # The lead notices first who is missing and names it: it is waited for as a last resort.
-            patience = self._deadline_s + 10 * (connection is self._lead)
-            if owes and now - since > patience:
+            patience, since = self._deadline_s + 10 * (connection is self._lead), started
+            if whom is not None:
+                owes = connection is whom
+            elif connection is self._lead:
+                owes = answered < self._asked
+            else:  # it answers what the lead has answered: until then it is not late
+                owes, since = answered < self._answered[0], max(started, self._lead_at)
+            if owes:
+                left = min(left, since + patience - now)
+            if left <= 0:
                 raise self._late(connection)
+        return left
 
     # --- the threads ------------------------------------------------------------------------------
 
