@@ -19,7 +19,7 @@ from benchmarks.harness import Options, Row, report
 STEP_MS = 80
 LIMIT = 10.0
 NEAR = 0.02
-EPOCHS = 16
+EPOCHS = 12
 
 
 def measure(latency_ms: int, epochs: int, **settings: Any) -> tuple[float, float]:
