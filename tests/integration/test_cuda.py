@@ -40,6 +40,28 @@ def test_a_model_on_the_gpu_trains_like_one_on_the_cpu(run, mode, link):
         assert gpu.model[name].sum().item() == pytest.approx(seen, rel=1e-4, abs=1e-4)
 
 
+def test_lbfgs_on_the_servers_serves_a_model_on_the_gpu(run):
+    gpu = run("DEVICE = 'cuda'" + SOURCE, workers=2, servers=2, mode="sandblaster")
+    cpu = run("DEVICE = 'cpu'" + SOURCE, workers=2, servers=2, mode="sandblaster")
+    assert gpu.error is None and cpu.error is None
+    assert gpu.status.version == cpu.status.version
+    for name, value in cpu.model.items():
+        torch.testing.assert_close(gpu.model[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "allreduce", "easgd:2"])
+def test_the_runs_parameters_can_be_looked_at_on_the_gpu(run, mode):
+    """Between two epochs, as an evaluation does: training goes on as if nobody had looked."""
+    looked = SOURCE.replace(
+        "for epoch in range(3):\n",
+        "for epoch in range(3):\n    with paceline.run_parameters(): model(torch.zeros(1, 8, device=DEVICE))\n",
+    )
+    assert looked != SOURCE
+    one, two = (run("DEVICE = 'cuda'" + s, workers=1, mode=mode) for s in (SOURCE, looked))
+    assert one.error is None and two.error is None
+    assert one.results() == two.results()
+
+
 WIDE = "400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 2)"
 
 

@@ -130,6 +130,8 @@ class Client:
         self._shared: Region | None = None
         self._out: list[list[memoryview]] = []
         self._in: list[list[memoryview]] = []
+        self._unread: set[Connection] = set()
+        """Links with an answer to a notice that nobody waited for."""
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -263,22 +265,30 @@ class Client:
         Args:
             fetch: False leaves the parameters as they are.
         """
+        self._read_notices()
         written = self._written(kind, self._message(kind, fetch, body))
         before = time.perf_counter()
         # The lead comes last: what it has seen is everywhere (docs/decisions.md).
         for connection, (message, views) in zip(reversed(self._links), reversed(written), strict=True):
             self._send(connection, kind, message, views)
-        if self._spin_s:
-            self._lead.spin(self._spin_s)
-        for connection in self._links:
-            reply = self._take_parameters(connection, Kind.ADMIT)
-            if connection is self._lead:
-                if fetch or self.mode.payload == "none":  # which reads the newest anyway
-                    self.version = field(reply, "version", int)
-                self.cut_next = "cut" in reply
-                self._save_due = self._save_due or "save" in reply
-                self._hear_mode(reply)
+        if self.mode.needs_memory and kind is Kind.PUSH:
+            self._unread.update(self._links)  # a notice: the parameters are in the shared memory already
+        else:
+            if self._spin_s:
+                self._lead.spin(self._spin_s)
+            for connection in self._links:
+                self._take_admit(connection, fetch=fetch)
         self.wait_s += time.perf_counter() - before
+
+    def _take_admit(self, connection: Connection, *, fetch: bool) -> None:
+        reply = self._take_parameters(connection, Kind.ADMIT)
+        if connection is not self._lead:
+            return
+        if fetch or self.mode.payload == "none":  # which reads the newest anyway
+            self.version = field(reply, "version", int)
+        self.cut_next = "cut" in reply
+        self._save_due = self._save_due or "save" in reply
+        self._hear_mode(reply)
 
     def _message(self, kind: Kind, fetch: bool, body: dict[str, Any]) -> dict[str, Any]:
         message = {"sequence": self.sequence, "read_version": self.version, **body}
@@ -319,7 +329,13 @@ class Client:
     """Whether parameters arrive after `exchange` has returned."""
 
     def settle(self) -> None:
-        """Wait until everything that was asked for is here. (Here it always is.)"""
+        """Wait until everything that was asked for is here."""
+        self._read_notices()
+
+    def _read_notices(self) -> None:
+        for connection in self._links if self._unread else ():
+            self._unread.discard(connection)
+            self._take_admit(connection, fetch=False)
 
     def save_due(self) -> bool:
         """Whether the run wants this worker's part of a checkpoint; it is told once."""
@@ -353,6 +369,7 @@ class Client:
             body["give_back"] = list(give_back)
         if carry:
             body["carry"] = list(carry)
+        self._read_notices()
         before, waited = time.perf_counter(), self.wait_s
         self._send(self._lead, Kind.TAKE, body)
         reply = self._receive(self._lead, Kind.GRANT).body
@@ -393,6 +410,7 @@ class Client:
 
     def optimizer_state(self) -> list[dict[str, Tensor]]:
         """Parameters and optimizer state of all servers, by StateBook's keys."""
+        self._read_notices()
         parts = []
         for connection in self._links:
             self._send(connection, Kind.STATE, {})
@@ -403,6 +421,7 @@ class Client:
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         """Give all servers optimizer state; each takes what is in its shard."""
+        self._read_notices()
         blob = save(tensors)  # not empty, whatever there is in it: an empty payload asks for the state
         for connection in self._links:
             self._send(connection, Kind.STATE, {}, [memoryview(blob)])

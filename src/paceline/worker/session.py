@@ -586,7 +586,7 @@ class RunSession(Session):
     def run_parameters(self) -> Iterator[None]:
         """Within, the model has the run's parameters, not the worker's own."""
         if self._memory.near is self._memory.base:
-            if not self._client.arrives_late:
+            if not (self._client.arrives_late or self.mode.serverless):  # there they are here, and only here
                 self._client.settle()
                 self._from_host()
             yield
