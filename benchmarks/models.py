@@ -47,16 +47,18 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def timed_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any, steps: int) -> list[float]:
-    """Train for `steps` after a warm-up; seconds of each, from one step's end to the next's."""
+    """Train for an epoch; seconds of at most `steps` steps after a warm-up, from one's end to the next's.
+
+    In modes without rounds a worker makes as many steps as it has time for.
+    """
     ends: list[float] = []
-    while len(ends) <= steps + WARM_UP:
-        for images, labels in batches:
-            if not ends:
-                ends.append(time.perf_counter())
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for images, labels in batches:
+        if not ends:
             ends.append(time.perf_counter())
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ends.append(time.perf_counter())
     seconds = [after - before for before, after in pairwise(ends)]
     return seconds[WARM_UP : WARM_UP + steps]

@@ -58,13 +58,12 @@ def train(model: str, *, workers: int, servers: int, mode: str, batch: int, step
         batch: of each worker.
 
     Returns:
-        Seconds of each of `steps` steps on worker 0.
+        Seconds of steps, of all workers.
     """
     reports = _run(
         SCRIPTS / "train.py", model, batch, steps, link="auto", mode=mode, workers=workers, servers=servers
     )
-    seconds: list[float] = reports[0]["seconds"]
-    return seconds
+    return [seconds for report in reports for seconds in report["seconds"]]
 
 
 def emulated(
