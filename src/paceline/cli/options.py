@@ -38,6 +38,7 @@ __all__ = [
     "SCRIPT",
     "SEED",
     "SERVERS",
+    "SPANS",
     "STALENESS",
     "THREADS",
     "WORKERS",
@@ -216,6 +217,11 @@ RUN_DIR = typer.Option(
     "--run-dir",
     metavar="DIR",
     help="Directory for this run. [dim]Default: a new one in $PACELINE_RUNS or ~/.paceline/runs.[/dim]",
+    show_default=False,
+)
+SPANS = typer.Option(
+    "--spans/--no-spans",
+    help="Record what every role does, for reports and traces.",
     show_default=False,
 )
 QUIET = typer.Option("--quiet", "-q", help="Show only what the script prints, errors and the outcome.")

@@ -43,6 +43,7 @@ def plan(
     checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,
     keep_checkpoints: Annotated[int, options.KEEP_CHECKPOINTS] = Job.keep_checkpoints,
     run_dir: Annotated[str | None, options.RUN_DIR] = None,
+    spans: Annotated[bool, options.SPANS] = Job.spans,
     quiet: Annotated[bool, options.QUIET] = False,
 ) -> None:
     """Show what run would do with the same options, and stop.

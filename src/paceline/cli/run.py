@@ -38,6 +38,7 @@ def run(
     checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,
     keep_checkpoints: Annotated[int, options.KEEP_CHECKPOINTS] = Job.keep_checkpoints,
     run_dir: Annotated[str | None, options.RUN_DIR] = None,
+    spans: Annotated[bool, options.SPANS] = Job.spans,
     quiet: Annotated[bool, options.QUIET] = False,
 ) -> None:
     """Train with a script on several workers.

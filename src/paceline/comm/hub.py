@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from paceline.comm.clocks import answer_clock
 from paceline.comm.connection import Connection, Frame, Listener, accept
 from paceline.comm.frames import Kind, field
 from paceline.exceptions import FrameError, LinkError, PacelineError
@@ -46,13 +47,17 @@ class Hub:
 
     Args:
         patience_s: a peer may pause this long in the middle of a frame, or not read what we send.
+        clock_ns: from this host's monotonic clock to the run's time, for newcomers who ask.
     """
 
-    def __init__(self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float) -> None:
+    def __init__(
+        self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float, clock_ns: int = 0
+    ) -> None:
         self.listener = listener
         self._handler = handler
         self._secret = secret
         self._patience_s = patience_s
+        self._clock_ns = clock_ns
         self._newcomers: collections.Counter[int] = collections.Counter()
         self.spin_s = 0.0
         self._busy = False
@@ -161,7 +166,7 @@ class Hub:
         try:
             connection = accept(sock, self._secret)
             connection.sock.settimeout(self._patience_s)
-            hello = connection.receive()
+            hello = answer_clock(connection, self._clock_ns)
             if hello.kind is not Kind.HELLO:
                 raise FrameError(f"{hello.kind.name} instead of HELLO")
             role, rank = field(hello.body, "role", str), field(hello.body, "rank", int)

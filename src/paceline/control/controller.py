@@ -31,7 +31,8 @@ from paceline.control.rundir import RunDirectory
 from paceline.engines import Engine, RoleSpec
 from paceline.exceptions import FrameError, LinkError, RoleFailed, UsageError
 from paceline.modes import Guard, ModeSpec, in_words, parse_mode
-from paceline.observe import FAILURE_MARK, RunStatus, WorkerStatus
+from paceline.observe import FAILURE_MARK, RunStatus, ServerStatus, WorkerStatus
+from paceline.observe.spans import unix_clock_ns
 from paceline.plan import Plan
 from paceline.storage.checkpoint import load
 
@@ -68,11 +69,15 @@ class Controller:
         self.run_dir = run
         self.status = RunStatus(run_dir=str(run.path), run_id=run.id)
         self.status.workers = {r: WorkerStatus(rank=r) for r in range(job.workers)}
+        self.status.servers = {r: ServerStatus(rank=r) for r in range(len(plan.servers))}
+        self._clock_ns = unix_clock_ns()
         self._engine = engine
         self._resume = resume
         self._watch = watch
         self._secret = new_secret()
-        self._hub = Hub(self, Listener(tcp=False), self._secret, patience_s=job.deadline_s)
+        self._hub = Hub(
+            self, Listener(tcp=False), self._secret, patience_s=job.deadline_s, clock_ns=self._clock_ns
+        )
         self._machine = RunMachine(
             servers=len(plan.servers),
             workers=job.workers,
@@ -91,6 +96,7 @@ class Controller:
         self._output = _Tail(run.log_path("worker", 0))
         self._requests = Requests(run.path)
         self._looked = 0.0
+        self._spans_broken = False
         self._switching: dict[str, ModeSpec] = {}
         self._guard = Guard() if job.guard else None
         self._set_mode(plan.mode)
@@ -169,6 +175,8 @@ class Controller:
             "mode": job.mode,
             "optimizers": list(job.optimizers),
             "threads": threads,
+            "spans_in": str(self.run_dir.path / "raw") if job.spans else None,
+            "clock_ns": self._clock_ns,
         }
         if role == "server":
             config = {
@@ -265,9 +273,12 @@ class Controller:
         if role == "worker":
             self.status.workers[rank].state = "running"
             self.status.workers[rank].pid = field(body, "pid", int)
+            self.status.workers[rank].phases = {}
             self._do(self._machine.worker_back(rank))
             if self._announced:
                 self._start(name)
+        else:
+            self.status.servers[rank].pid = field(body, "pid", int)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """News from a role."""
@@ -314,6 +325,9 @@ class Controller:
             worker.wait_s = float(body.get("wait_s", worker.wait_s))
             worker.bytes_out = int(body.get("bytes_out", worker.bytes_out))
             worker.bytes_in = int(body.get("bytes_in", worker.bytes_in))
+            for phase, seconds in body.get("phases", {}).items():
+                worker.phases[phase] = worker.phases.get(phase, 0.0) + float(seconds)
+            self._check_spans(body)
             if "log" in body:
                 values = {str(k): float(v) for k, v in body["log"].items()}
                 worker.metrics.update(values)
@@ -322,6 +336,11 @@ class Controller:
                 if self._guard is not None and "loss" in values:
                     self._guard.loss(values["loss"])
                     self._consult(self._guard)
+            return
+        if "server" in body:
+            server, told = status.servers[rank], body["server"]
+            server.updates, server.update_s = int(told["updates"]), float(told["update_s"])
+            self._check_spans(told)
             return
         if "checkpoint" in body:
             self._on_saved(body)
@@ -348,6 +367,14 @@ class Controller:
             # A checkpoint of more workers may have clocks of ranks that this run has not.
             if (known := status.workers.get(int(worker_rank))) is not None:
                 known.clock = max(known.clock, int(clock))
+
+    def _check_spans(self, body: dict[str, Any]) -> None:
+        if "spans_broken" in body and not self._spans_broken:
+            self._spans_broken = True
+            self._note(
+                f"spans cannot be written to {self.run_dir.path}: {body['spans_broken']}. Training goes on, "
+                "but the report will lack what follows: make room there, or use --no-spans."
+            )
 
     # --- the mode ---------------------------------------------------------------------------------
 

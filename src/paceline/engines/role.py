@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.comm import Address, Kind, connect
+from paceline.comm.clocks import ask_clock
 from paceline.exceptions import LinkError
 from paceline.ps import ServerConfig, serve
 from paceline.worker import WorkerConfig, run_worker
@@ -35,6 +36,8 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
     secret = bytes.fromhex(spec["secret"])
     try:
         controller = connect(Address.from_json(spec["controller"]), secret, peer="controller")
+        if not controller.local:
+            spec["config"]["clock_ns"] = ask_clock(controller)
         hello = {key: spec[key] for key in ("role", "rank", "incarnation")}
         controller.send(Kind.HELLO, {**hello, "pid": os.getpid()})
         config: dict[str, Any] = {

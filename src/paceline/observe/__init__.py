@@ -1,6 +1,9 @@
 """Observing: what a run is doing, while it runs and afterwards.
 
-* `status.py`    RunStatus and WorkerStatus: a run at one moment, as data (also status.json).
+* `phases.py`    Phase: what a role can be doing.
+* `spans.py`     Recorder and Lane: what every thread of a role did, from when to when.
+* `tables.py`    the tables that a run leaves behind, as raw records and as Parquet.
+* `status.py`    RunStatus, WorkerStatus, ServerStatus: a run at one moment, as data (also status.json).
 * `words.py`     numbers, modes and statuses as people read them.
 * `progress.py`  Progress: shows statuses while a run goes on, live or as plain lines.
 * `display.py`   the live picture in a terminal, drawn with rich (imported only when it is needed).
@@ -9,6 +12,6 @@
 
 from paceline.observe.progress import Progress
 from paceline.observe.report import write_report
-from paceline.observe.status import ENDED, FAILURE_MARK, RunStatus, WorkerStatus
+from paceline.observe.status import ENDED, FAILURE_MARK, RunStatus, ServerStatus, WorkerStatus
 
-__all__ = ["ENDED", "FAILURE_MARK", "Progress", "RunStatus", "WorkerStatus", "write_report"]
+__all__ = ["ENDED", "FAILURE_MARK", "Progress", "RunStatus", "ServerStatus", "WorkerStatus", "write_report"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-__all__ = ["ENDED", "FAILURE_MARK", "RunStatus", "WorkerStatus"]
+__all__ = ["ENDED", "FAILURE_MARK", "RunStatus", "ServerStatus", "WorkerStatus"]
 
 FAILURE_MARK = "--- the script failed; what follows was reported to the controller ---"
 """In a worker's log: from here on it is its traceback, which the run's error shows already."""
@@ -35,6 +35,12 @@ class WorkerStatus:
     """How often it was replaced."""
     pid: int | None = None
     """Its process, for debuggers."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds in each phase since it started, by `PHASES`' names; empty without spans."""
+    cpu: float = 0.0
+    """Cores in use lately."""
+    memory: int = 0
+    """Resident bytes."""
 
     @property
     def name(self) -> str:
@@ -46,6 +52,24 @@ class WorkerStatus:
         """The part of its time in which it waited for parameters, 0 to 1."""
         total = self.step_s + self.wait_s
         return self.wait_s / total if total > 0 else 0.0
+
+
+@dataclass(kw_only=True)
+class ServerStatus:
+    """One server at one moment."""
+
+    rank: int
+    updates: int = 0
+    update_s: float = 0.0
+    """Seconds spent updating since it started."""
+    pid: int | None = None
+    cpu: float = 0.0
+    memory: int = 0
+
+    @property
+    def name(self) -> str:
+        """As in messages: `server:0`."""
+        return f"server:{self.rank}"
 
 
 @dataclass(kw_only=True)
@@ -75,6 +99,7 @@ class RunStatus:
     samples_per_epoch: int | None = None
     parameters: int = 0
     workers: dict[int, WorkerStatus] = field(default_factory=dict)
+    servers: dict[int, ServerStatus] = field(default_factory=dict)
     staleness: dict[int, int] = field(default_factory=dict)
     """How many pushes were applied at each staleness."""
     refused: int = 0
@@ -150,7 +175,8 @@ class RunStatus:
     def to_json(self) -> dict[str, Any]:
         """As plain data; keys that are numbers become strings, as JSON has it."""
         data = dataclasses.asdict(self)
-        data["workers"] = {str(rank): worker for rank, worker in data["workers"].items()}
+        for roles in ("workers", "servers"):
+            data[roles] = {str(rank): role for rank, role in data[roles].items()}
         data["staleness"] = {str(each): n for each, n in data["staleness"].items()}
         return data
 
@@ -161,6 +187,10 @@ class RunStatus:
         status.workers = {
             int(rank): WorkerStatus(**_known(WorkerStatus, worker))
             for rank, worker in data.get("workers", {}).items()
+        }
+        status.servers = {
+            int(rank): ServerStatus(**_known(ServerStatus, server))
+            for rank, server in data.get("servers", {}).items()
         }
         status.staleness = {int(each): n for each, n in data.get("staleness", {}).items()}
         return status

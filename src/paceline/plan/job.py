@@ -102,6 +102,9 @@ class Job:
     run_dir: str | None = None
     """Directory for this run; None makes one in $PACELINE_RUNS or ~/.paceline/runs."""
 
+    spans: bool = True
+    """Record what every role does, from when to when (`paceline report`, `paceline trace`)."""
+
     threads: int | None = None
     """CPU threads of each worker; None shares the cores out evenly."""
 
@@ -134,7 +137,7 @@ class Job:
         if not isinstance(self.guard, bool):
             raise UsageError(f"guard={self.guard!r} is neither True nor False")
         object.__setattr__(self, "compress", str(parse_compression(self.compress)))
-        for name in ("compress_replies", "overlap"):
+        for name in ("compress_replies", "overlap", "spans"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}={getattr(self, name)!r} is neither True nor False")
         _check_count("prefetch", self.prefetch, 0, "0 waits for every reply")

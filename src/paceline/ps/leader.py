@@ -58,6 +58,8 @@ class LeadServer(Server):
         self._gate: set[int] | None = set()
         self._gate_since: float | None = None
         self._held_since: dict[int, float] = {}
+        self._acting = -1
+        """The worker whose message is being dealt with."""
         self._norms: dict[int, float] = {}
         self._norms_due = 0
         self._after_norms: Steps = []
@@ -304,6 +306,7 @@ class LeadServer(Server):
             self._take_parameters(peer)
         if push.void:
             log.warning("%s pushed NaN or Inf at step %s: refused", peer.name, push.id.sequence + 1)
+        self._acting = peer.worker
         if self._lead.descent is not None:
             self._unsaved = True  # it is in a sum, which has no version of its own
             if peer.settings is not None:
@@ -325,6 +328,7 @@ class LeadServer(Server):
         self._unsaved = True
         self._current = self._lead.version
         self._held_since[peer.worker] = time.monotonic()
+        self._acting = peer.worker
         self._act(self._lead.assign(push))
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
@@ -334,6 +338,7 @@ class LeadServer(Server):
         peer, body = self._peer(connection), frame.body
         if self._adoption.model is None or self._adoption.model.data is None:
             raise FrameError("leases of a run without a prepared loader")
+        self._acting = peer.worker
         self._lead.give_back(peer.worker, field(body, "give_back", list, []))
         self._lead.carry(peer.worker, field(body, "carry", list, []))
         epoch = field(body, "epoch", int)
@@ -350,12 +355,12 @@ class LeadServer(Server):
         self._act(steps)
 
     def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
-        self._held_since.pop(peer.worker, None)
         body: dict[str, Any] = {
             "leases": [[lease.id, list(lease.ranges)] for lease in leases],
             "over": over,
             "version": self._lead.version,
         }
+        self._released(peer.worker, body)
         self._flag(peer.worker, body)
         with contextlib.suppress(LinkError):
             peer.connection.send(Kind.GRANT, body)
@@ -372,6 +377,7 @@ class LeadServer(Server):
 
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._held_since.pop(peer.worker, None)
+        self._acting = -1
         self._save_flags.discard(peer.worker)
         if peer.residual and not finished:
             self._say_once(
@@ -433,11 +439,17 @@ class LeadServer(Server):
         self._tell_mode()
 
     def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
-        self._held_since.pop(worker, None)
         body = super()._admit_body(worker, version)
+        self._released(worker, body)
         self._flag(worker, body)
         self._announce_cut(worker, body)
         return body
+
+    def _released(self, worker: int, body: dict[str, Any]) -> None:
+        """A worker is answered: if somebody else's message brought it about, it has waited for that one."""
+        since = self._held_since.pop(worker, None)
+        if since is not None and self._acting not in (-1, worker):
+            body["on"], body["held"] = self._acting, round(time.monotonic() - since, 6)
 
     def _refused(self, worker: int) -> None:
         self._lead.totals.refused += 1
@@ -605,8 +617,8 @@ class LeadServer(Server):
 
     # --- watching ---------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
-        now = time.monotonic()
+    def _tick(self, now: float) -> None:
+        super()._tick(now)
         if now - self._last_stats < TICK_S:
             return
         self._last_stats = now

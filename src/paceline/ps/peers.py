@@ -21,6 +21,8 @@ from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.transfer import Transfer, encoded_sizes
 from paceline.exceptions import FrameError, LinkError
+from paceline.observe.phases import Phase
+from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Layout, bytes_of
 from paceline.ps.replies import Differences, decoder_of
 from paceline.ps.shard import Gradients, Shard
@@ -129,6 +131,7 @@ class InlinePeer(WorkerPeer):
         transfer: how it writes gradients, and how it wants replies.
         live: the shard's own slices, sent from directly when the mode forbids writing meanwhile.
         post: hands a frame, or None when the link ended, to the server's main thread.
+        lane: of the thread.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class InlinePeer(WorkerPeer):
         in_place: bool,
         live: Sequence[Tensor],
         post: Callable[["InlinePeer", Frame | None, str], None],
+        lane: Lane = NO_SPANS.main,
     ) -> None:
         super().__init__(connection, worker, incarnation)
         self.gradients = Gradients(torch.zeros(layout.nbytes, dtype=torch.uint8), layout, shard.slices)
@@ -161,6 +165,7 @@ class InlinePeer(WorkerPeer):
             self._differences = Differences(transfer.replies, layout, shard.slices, seed=worker)
         self._out = _Slices(live if self.copy is None else self.copy)
         self._post = post
+        self._lane = lane
         self._outbox: queue.SimpleQueue[_Reply | int | None] = queue.SimpleQueue()
         self._broken: LinkError | None = None
         self._closing = False
@@ -204,7 +209,10 @@ class InlinePeer(WorkerPeer):
                 if frame.kind is Kind.SLICE:
                     self._read_early(frame)
                 elif frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
+                    self._lane.enter(Phase.PUSH, self.worker)
+                    self._lane.carried(frame.payload_bytes)
                     self._read_payload(frame)
+                    self._lane.enter(Phase.IDLE)
                     self._post(self, frame, "")
                     self._answer(whole=frame.kind is not Kind.PUSH)
                 else:
@@ -270,6 +278,8 @@ class InlinePeer(WorkerPeer):
         if not isinstance(reply, tuple):
             return  # the server is closing this link
         body, out = reply
+        self._lane.enter(Phase.PULL, self.worker)
+        before = self.connection.payload_sent
         positions = self._in_order(out) if out is not None else iter(())
         try:
             if out is None:
@@ -285,6 +295,8 @@ class InlinePeer(WorkerPeer):
             self._broken = error
             for _ in positions:
                 pass
+        self._lane.carried(self.connection.payload_sent - before)
+        self._lane.enter(Phase.IDLE)
 
     def _in_order(self, out: _Slices) -> Iterator[int]:
         """Positions of slices, each when it is up to date."""

@@ -35,6 +35,8 @@ from paceline.exceptions import (
 )
 from paceline.modes import PushId, parse_mode
 from paceline.modes.lbfgs import Answer
+from paceline.observe.phases import PHASES, Phase
+from paceline.observe.spans import recorder_of
 from paceline.params import Layout, OptimizerSpec, StateBook, bytes_of, partition
 from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
 from paceline.ps.saving import read_blob, state_book
@@ -45,6 +47,8 @@ __all__ = ["Server", "ServerConfig", "rank_of"]
 
 log = logging.getLogger("paceline.server")
 
+TELL_S = 0.5
+"""How often a server tells the controller how it does."""
 TICK_S = 0.25
 """How often a server looks around when nothing happens."""
 
@@ -72,6 +76,10 @@ class ServerConfig:
     """Optimizers beyond torch.optim that workers may ask for."""
     import_from: str | None = None
     """The script's directory, where those optimizers may be, as they are for the script."""
+    spans_in: str | None = None
+    """Directory for its spans; None records none."""
+    clock_ns: int = 0
+    """From this host's monotonic clock to the run's time."""
     host: str = "127.0.0.1"
     threads: int = 1
     worker_threads: int = 1
@@ -101,7 +109,10 @@ class Server:
         self.shard: Shard | None = None
         self.lost = 0
         """Pushes of the order that died with their worker before they arrived here."""
+        self.updates = 0
         self.update_s = 0.0
+        self.spans = recorder_of(config.spans_in, f"server-{config.rank}.0", clock_ns=config.clock_ns)
+        self._told_at = 0.0
         self._secret = secret
         self._controller = controller
         self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
@@ -133,12 +144,23 @@ class Server:
         try:
             while self._running:
                 self._hub.poll(TICK_S)
-                self._tick()
+                self._tick(time.monotonic())
         finally:
             self._close()
+            self.spans.close()
 
-    def _tick(self) -> None:
+    def _tick(self, now: float) -> None:
         """Called after every turn of the loop."""
+        if now - self._told_at > TELL_S:
+            self._told_at = now
+            body = {
+                "updates": self.updates,
+                "update_s": round(self.update_s, 6),
+                "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
+                **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
+            }
+            with contextlib.suppress(LinkError):
+                self._controller.send(Kind.STATS, {"server": body})
 
     def _close(self) -> None:
         self._running = False
@@ -276,6 +298,7 @@ class Server:
                 in_place=self.mode.in_place or (self.config.workers == 1 and not self.mode.local),
                 live=self.shard.flats(self._base),
                 post=self._from_thread,
+                lane=self.spans.lane(f"worker:{rank}"),
             )
         self._keep_backup(peer)
         self._peers[rank] = peer
@@ -509,7 +532,11 @@ class Server:
 
     def _update(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
         started = time.perf_counter()
+        self.spans.begin_step(self.updates)
+        self.spans.main.enter(Phase.UPDATE)
         self._admit(admits, work)
+        self.spans.main.enter(Phase.IDLE)
+        self.updates += 1
         self.update_s += time.perf_counter() - started
         for worker, slices in self._shard.take_refusals().items():
             log.warning("worker:%s pushed NaN or Inf: %s slices of it refused", worker, slices)
@@ -587,15 +614,20 @@ class Server:
 
     def _write_snapshot(self, directory: Path) -> None:
         """Copy the shard now, write the copy in a thread, report the file."""
+        self.spans.main.enter(Phase.CHECKPOINT)
         tensors = self._shard.snapshot(vectors=True)
+        self.spans.main.enter(Phase.IDLE)
+        lane = self.spans.lane("checkpoint")
         name = f"server-{self.config.rank}.safetensors"
 
         def write() -> None:
+            lane.enter(Phase.CHECKPOINT)
             try:
                 info = write_part(directory, name, tensors)
                 body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
             except CheckpointError as error:
                 body = {"failed": str(error)}
+            lane.enter(Phase.IDLE)
             self._hub.post(lambda: self._part_written({**body, "directory": str(directory)}))
 
         threading.Thread(target=write, name="checkpoint part", daemon=True).start()

@@ -25,6 +25,8 @@ from paceline.comm.impairment import LinkConditions
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
 from paceline.modes import ModeSpec, parse_mode
+from paceline.observe.phases import Phase
+from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view, partition
 from paceline.worker.encoding import Differences, Encoders
 
@@ -72,6 +74,7 @@ class Client:
     Args:
         link: "auto", "shm" or "tcp".
         seed: of the run; encoders that round at random begin from it.
+        lane: of the thread that exchanges.
     """
 
     def __init__(
@@ -87,8 +90,10 @@ class Client:
         deadline_s: float,
         transfer: Transfer = Transfer(),  # noqa: B008 - it is a value
         seed: int = 0,
+        lane: Lane = NO_SPANS.main,
     ) -> None:
         self.rank = rank
+        self.lane = lane
         self.mode = mode
         """The run's present mode."""
         self.incarnation = incarnation
@@ -265,20 +270,28 @@ class Client:
         Args:
             fetch: False leaves the parameters as they are.
         """
+        lane = self.lane
+        phase = lane.enter(Phase.PUSH)
         self._read_notices()
         written = self._written(kind, self._message(kind, fetch, body))
         before = time.perf_counter()
         # The lead comes last: what it has seen is everywhere (docs/decisions.md).
-        for connection, (message, views) in zip(reversed(self._links), reversed(written), strict=True):
-            self._send(connection, kind, message, views)
+        for at in reversed(range(len(self._links))):
+            message, views = written[at]
+            if views:
+                lane.enter(Phase.PUSH, at)
+                lane.carried(sum(view.nbytes for view in views))
+            self._send(self._links[at], kind, message, views)
         if self.mode.needs_memory and kind is Kind.PUSH:
             self._unread.update(self._links)  # a notice: the parameters are in the shared memory already
         else:
+            lane.enter(Phase.WAIT)
             if self._spin_s:
                 self._lead.spin(self._spin_s)
             for connection in self._links:
                 self._take_admit(connection, fetch=fetch)
         self.wait_s += time.perf_counter() - before
+        lane.enter(phase)
 
     def _take_admit(self, connection: Connection, *, fetch: bool) -> None:
         reply = self._take_parameters(connection, Kind.ADMIT)
@@ -314,6 +327,7 @@ class Client:
         ]
 
     def _encoded(self, encoders: Encoders, message: dict[str, Any]) -> Written:
+        phase = self.lane.enter(Phase.COMPRESS)
         if missing := encoders.still_missing(message.pop("missing", ())):
             message["missing"] = missing
         parts = [
@@ -323,6 +337,7 @@ class Client:
         if time.monotonic() - self._told_residual > RESIDUAL_S:
             self._told_residual = time.monotonic()
             message["residual"] = encoders.residual_norm()
+        self.lane.enter(phase)
         return [({**message, "sizes": [view.nbytes for view in part]}, part) for part in parts]
 
     arrives_late = False
@@ -371,8 +386,11 @@ class Client:
             body["carry"] = list(carry)
         self._read_notices()
         before, waited = time.perf_counter(), self.wait_s
+        phase = self.lane.enter(Phase.WAIT if wait else Phase.LEASE)
         self._send(self._lead, Kind.TAKE, body)
         reply = self._receive(self._lead, Kind.GRANT).body
+        self._blame(reply)
+        self.lane.enter(phase)
         self.wait_s = waited + time.perf_counter() - before
         if self._hear_mode(reply):
             self.exchange(Kind.PULL)  # into the memory of the new mode
@@ -465,11 +483,20 @@ class Client:
 
     def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
         frame = self._receive(connection, kind)
+        self._blame(frame.body)
         if frame.payload_bytes:
             at = self._links.index(connection)
+            phase = self.lane.enter(Phase.PULL, at)
+            self.lane.carried(frame.payload_bytes)
             for _ in self._read_parameters(at, frame.body, self._in[at]):
                 pass
+            self.lane.enter(phase)
         return frame.body
+
+    def _blame(self, body: dict[str, Any]) -> None:
+        """The lead says for whom it had to hold its answer back, and how long."""
+        if "on" in body:
+            self.lane.blame(field(body, "on", int), field(body, "held", float))
 
     def _read_parameters(self, at: int, body: dict[str, Any], views: Sequence[memoryview]) -> Iterator[int]:
         """Read a reply's parameters into `views`; gives the position of each slice that is there."""

@@ -28,12 +28,16 @@ from torch import Tensor, distributed
 from paceline.comm import Address, Connection, Frame, Kind, Listener, Region, connect
 from paceline.comm.connection import accept
 from paceline.exceptions import DeadlineError, LinkError, UsageError
+from paceline.observe.phases import Phase
+from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Layout, dtype_named, flat_view
 
 __all__ = ["Group", "GroupLinks", "Part", "part_of", "weighted_mean"]
 
 Ranges = list[tuple[int, int]]
 
+_AT_ONCE_S = 1e-4
+"""Who answers within this was not waited for."""
 _BLOCK = 1 << 18
 """Elements that are averaged at a time: they stay in the cache from the sum to the last copy. A multiple of
 1,024, so that every element is computed as in the whole tensor (docs/decisions.md)."""
@@ -155,6 +159,7 @@ class Group:
     Args:
         links: see `GroupLinks.meet`.
         region: this member's memory: its gradient, and behind it its parameters, each as the layout has them.
+        lane: of the member's main thread.
     """
 
     def __init__(
@@ -166,8 +171,10 @@ class Group:
         region: Region,
         layout: Layout,
         deadline_s: float,
+        lane: Lane = NO_SPANS.main,
     ) -> None:
         self.ranks = tuple(ranks)
+        self.lane = lane
         self.rank = rank
         self.root = self.ranks[0]
         self.place = self.ranks.index(rank)
@@ -267,8 +274,14 @@ class Group:
         if not self.is_root:
             self._send(self._links[self.root], body)
             return self._receive(self.root).body
-        bodies = [body if rank == self.rank else self._receive(rank).body for rank in self.ranks]
-        return self._tell(combine(bodies))
+        bodies, waits = [], {}
+        for rank in self.ranks:
+            before = self.waited_s
+            bodies.append(body if rank == self.rank else self._receive(rank).body)
+            waits[rank] = self.waited_s - before
+        # Who was last: the one that the root waited for, or the root.
+        last = max(waits, key=lambda rank: waits[rank])
+        return self._tell({**combine(bodies), "last": last if waits[last] > _AT_ONCE_S else self.root})
 
     def _tell(self, body: dict[str, Any]) -> dict[str, Any]:
         """The root's words, to everybody."""
@@ -287,6 +300,7 @@ class Group:
     def _receive(self, rank: int) -> Frame:
         began = time.perf_counter()
         connection = self._links[rank]
+        phase = self.lane.enter(Phase.WAIT, rank)
         try:
             frame = connection.receive()
         except TimeoutError:
@@ -298,7 +312,12 @@ class Group:
         except LinkError as error:
             raise self._lost(connection.peer, error) from None
         finally:
-            self.waited_s += time.perf_counter() - began
+            waited = time.perf_counter() - began
+            self.waited_s += waited
+        last = frame.body.get("last", rank)
+        if last not in (rank, self.rank):  # the root itself waited
+            self.lane.blame(last, waited)
+        self.lane.enter(phase)
         if frame.kind is not Kind.MEET:
             raise LinkError(f"{connection.peer} sent {frame.kind.name} to its group, expected MEET")
         return frame
@@ -437,6 +456,7 @@ class _Ring(_Carrier):
 
     def _wait(self, works: Any) -> None:
         began = time.perf_counter()
+        phase = self._group.lane.enter(Phase.WAIT)
         try:
             for work in list(works):
                 work.wait()
@@ -450,6 +470,7 @@ class _Ring(_Carrier):
             raise LinkError(f"{self._group._name} lost a member in its all-reduce: {text[:200]}") from None
         finally:
             self._group.waited_s += time.perf_counter() - began
+            self._group.lane.enter(phase)
 
 
 def _addresses(group: Group) -> Any:

@@ -1,6 +1,7 @@
 """Runs the user's program in a worker process."""
 
 import contextlib
+import functools
 import os
 import runpy
 import sys
@@ -18,6 +19,7 @@ from paceline.comm.transfer import Transfer
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
 from paceline.modes import parse_mode
 from paceline.observe import FAILURE_MARK
+from paceline.observe.spans import recorder_of
 from paceline.worker.client import Client
 from paceline.worker.group import GroupLinks
 from paceline.worker.pipeline import PipelinedClient
@@ -47,6 +49,10 @@ class WorkerConfig:
     overlap: bool = False
     prefetch: int = 0
     optimizers: tuple[str, ...] = ()
+    spans_in: str | None = None
+    """Directory for its spans; None records none."""
+    clock_ns: int = 0
+    """From this host's monotonic clock to the run's time."""
     script: str | None = None
     args: tuple[str, ...] = ()
 
@@ -71,6 +77,9 @@ def run_worker(
         prefetch=config.prefetch,
     )
 
+    owner = f"worker-{config.rank}.{config.incarnation}"
+    spans = recorder_of(config.spans_in, owner, clock_ns=config.clock_ns)
+
     def reach_servers() -> Client:
         controller.sock.settimeout(config.deadline_s)
         try:
@@ -82,8 +91,10 @@ def run_worker(
         if frame.kind is not Kind.START:
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
         addresses = [Address.from_json(a) for a in field(frame.body, "servers", list)]
-        kind = PipelinedClient if transfer.pipelined else Client
-        return kind(
+        make: Callable[..., Client] = Client
+        if transfer.pipelined:
+            make = functools.partial(PipelinedClient, spans=spans)
+        return make(
             rank=config.rank,
             incarnation=config.incarnation,
             worker_threads=config.workers * config.threads,
@@ -94,6 +105,7 @@ def run_worker(
             deadline_s=config.deadline_s,
             transfer=transfer,
             seed=config.seed,
+            lane=spans.main,
         )
 
     session = RunSession(
@@ -107,6 +119,7 @@ def run_worker(
         optimizers=config.optimizers,
         transfer=transfer,
         group=_group(config, secret),
+        spans=spans,
     )
     enter_session(session)
     try:
@@ -128,6 +141,8 @@ def run_worker(
     except BaseException as error:
         _report(controller, error)
         return 1
+    finally:
+        spans.close()
     return 0
 
 

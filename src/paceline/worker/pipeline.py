@@ -30,6 +30,8 @@ from torch import Tensor
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
 from paceline.exceptions import LinkError
+from paceline.observe.phases import Phase
+from paceline.observe.spans import NO_SPANS, Recorder
 from paceline.params import Layout, bytes_of
 from paceline.worker.client import Client, Grant, Written, error_of
 
@@ -56,8 +58,9 @@ class _Outgoing:
 class PipelinedClient(Client):
     """See the module. Its methods are for the worker's own thread."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, spans: Recorder = NO_SPANS, **settings: Any) -> None:
         super().__init__(**settings)
+        self._spans = spans
         self.prefetch = self._transfer.prefetch
         self.arrives_late = not self.prefetch
         self._threads: list[threading.Thread] = []
@@ -74,6 +77,8 @@ class PipelinedClient(Client):
         self._begun = 0
         """Replies of which the lead has sent the beginning."""
         self._lead_at = 0.0
+        self._blamed: dict[str, Any] = {}
+        """What the lead said last about whom it waited for."""
         self._answered = [0] * len(self._links)
         self._fetched = [0] * len(self._links)
         self._versions: collections.deque[int] = collections.deque()
@@ -325,11 +330,17 @@ class PipelinedClient(Client):
         """
         started = time.monotonic()
         with self._changed:
+            if done():
+                return
+            phase = self.lane.enter(Phase.WAIT)
             while not done():
                 if self._failure is not None:
                     raise self._failure
                 self._changed.wait(self._time_left(started, whom))
         self.wait_s += time.monotonic() - started
+        blame, self._blamed = self._blamed, {}
+        self._blame(blame)
+        self.lane.enter(phase)
 
     def _time_left(self, started: float, whom: Connection | None) -> float:
         """Until somebody is late; raises DeadlineError if somebody is."""
@@ -352,11 +363,18 @@ class PipelinedClient(Client):
     # --- the threads ------------------------------------------------------------------------------
 
     def _send_all(self) -> None:
+        lane = self._spans.lane("sender")
         while (item := self._outbox.get()) is not None:
             try:
                 if item.ready is not None:
                     item.ready.synchronize()
+                if item.payload:
+                    at = self._links.index(item.connection)
+                    early = item.kind is Kind.SLICE
+                    lane.enter(Phase.PUSH, at, self._shards[at][item.body["at"]].index if early else -1)
+                    lane.carried(sum(view.nbytes for view in item.payload))
                 item.connection.send(item.kind, item.body, item.payload)
+                lane.enter(Phase.IDLE)
             except BaseException as error:
                 # A server that refused what it read last has closed the link: its reason comes first.
                 self._threads[1 + self._links.index(item.connection)].join(1)
@@ -394,10 +412,15 @@ class PipelinedClient(Client):
             if at == 0:
                 self._begun += 1
                 self._lead_at = time.monotonic()
+                self._blamed = frame.body
                 self._hear(frame.body)
                 self._changed.notify_all()
         if brings:
+            lane = self._spans.lane(f"receiver {at}")
+            lane.enter(Phase.PULL, at)
+            lane.carried(frame.payload_bytes)
             self._land(at, frame)
+            lane.enter(Phase.IDLE)
         elif frame.payload_bytes:  # a server that had not read the request yet could not know
             self._links[at].read_blob(frame, frame.payload_bytes)
         with self._changed:

@@ -23,6 +23,8 @@ from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
 from paceline.modes import ModeSpec, parse_mode
+from paceline.observe.phases import PHASES, Phase
+from paceline.observe.spans import NO_SPANS, Recorder
 from paceline.params import (
     Layout,
     OptimizerSpec,
@@ -40,6 +42,7 @@ from paceline.worker.group import Group, GroupLinks, part_of
 from paceline.worker.group_stepping import GroupMemory, GroupStepper
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
 from paceline.worker.optimizer import make_exchanging, pack_state, unpack_state
+from paceline.worker.phases import watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
 from paceline.worker.state import (
     OWN_PARTS,
@@ -211,8 +214,10 @@ class RunSession(Session):
         optimizers: Sequence[str],
         transfer: Transfer,
         group: GroupLinks | None = None,
+        spans: Recorder = NO_SPANS,
     ) -> None:
         self.mode = parse_mode(mode)
+        self._spans, self._lane = spans, spans.main
         self._transfer = transfer
         self.rank = rank
         self.world_size = world_size
@@ -281,7 +286,7 @@ class RunSession(Session):
             self._skipping = adopted.epoch
             for scheduler in got.schedulers:
                 self._quieten(scheduler)
-        local_step = local_step_of(got.optimizer)
+        local_step = self._as_update(local_step_of(got.optimizer))
         make_exchanging(got.optimizer, self)
         if runs_here(self.mode):
             use_fused(got.optimizer)
@@ -299,6 +304,10 @@ class RunSession(Session):
 
         got.model.register_load_state_dict_post_hook(loaded)
         self.prepared = True
+        if self._spans.on:
+            watch_forward(got.model, self._lane)
+            watch_backward(self._lane)
+            self._lane.enter(Phase.OTHER)  # what came before is no part of the training
         loader = None
         if got.loader is not None:
             loader = lease_loader(
@@ -310,6 +319,16 @@ class RunSession(Session):
                 group_start=self.rank if self._group is None else self._group.root,
             )
         return got.give_back(objects, loader)
+
+    def _as_update(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        def update() -> Any:
+            phase = self._lane.enter(Phase.UPDATE)
+            try:
+                return step()
+            finally:
+                self._lane.enter(phase)
+
+        return update
 
     def _weights(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Worker 0's initial weights, as the bytes of the whole space; and the rest of its model."""
@@ -352,6 +371,7 @@ class RunSession(Session):
         if isinstance(self._client, PipelinedClient):
             self._hide_exchanges(self._client)
         if self.mode.name == "dogwild":
+            self._client.lane = self._spans.lane("exchange")
             self._free = FreeExchange(self._flush)
 
     def _join_group(
@@ -374,6 +394,7 @@ class RunSession(Session):
             region=mine.region,
             layout=layout,
             deadline_s=links.deadline_s,
+            lane=self._lane,
         )
         self._stepper = GroupStepper(
             self._group,
@@ -420,7 +441,8 @@ class RunSession(Session):
 
     def step(self) -> None:
         """What optimizer.step() does: a step of the mode, with the exchanges it asks for."""
-        self.back()
+        phase = self._lane.enter(Phase.PUSH)
+        self._save_if_asked()
         if not self.mode.local:
             self._check_untouched()
         self._check_frozen()
@@ -436,6 +458,8 @@ class RunSession(Session):
         if self._free is not None:
             self._free.wake()
         self._clock += 1
+        self._lane.enter(phase)
+        self._spans.begin_step(self._clock)
         if time.monotonic() - self._last_stats > STATS_S:
             self._send_metrics()
             self._report()
@@ -519,7 +543,9 @@ class RunSession(Session):
 
     def _from_host(self) -> None:
         if self._memory.base is not self._fresh:
+            phase = self._lane.enter(Phase.PULL)
             self._memory.base.copy_(self._fresh)
+            self._lane.enter(phase)
 
     def _check_frozen(self) -> None:
         for name, p in self._frozen:
@@ -644,7 +670,7 @@ class RunSession(Session):
 
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
         """Leases from the lead server."""
-        self.back()
+        self.back()  # from here on it is the loader's time
         if wait and self.mode.local and self.mode.spare is not None:
             self._flush()  # a round waits for nobody who rests: what it would bring later came too late
         if self.mode.by_epoch:
@@ -662,6 +688,8 @@ class RunSession(Session):
         if grant.save or self._client.save_due():
             self._relays_save = True
             self._save()
+        if grant.over and not grant.leases:
+            self._lane.enter(Phase.OTHER)  # the script's loop ends here
         return grant if self._group is None else self._my_part(grant, self._group)
 
     def _without_step(self, epoch: int, *, wait: bool) -> list[int]:
@@ -690,6 +718,7 @@ class RunSession(Session):
 
     def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
         """The script got a batch."""
+        self._lane.enter(Phase.OTHER)
         if lease is not None:
             self._leases.append(lease)
         if counts and lease not in self._borrowed:
@@ -720,8 +749,13 @@ class RunSession(Session):
         self._resume = {}
 
     def back(self) -> None:
-        """The script is between two batches. Its part of a checkpoint is due here and not in a step: what
-        it does after that (a scheduler's step, say) belongs to it."""
+        """The script is between two batches."""
+        self._lane.enter(Phase.LOAD)
+        self._save_if_asked()
+
+    def _save_if_asked(self) -> None:
+        """A worker's part of a checkpoint is due between two batches and not in a step: what it does after
+        that (a scheduler's step, say) belongs to it."""
         if self.prepared and (self._client.save_due() or self._owes_save):
             self._save()
 
@@ -776,6 +810,7 @@ class RunSession(Session):
 
     def _save(self) -> None:
         self._owes_save = False
+        phase = self._lane.enter(Phase.CHECKPOINT)
         self._client.settle()
         part = capture(
             self._model,
@@ -794,6 +829,7 @@ class RunSession(Session):
         cut, self._cut = self._cut, 0
         with self._link:
             self._client.save(part, cut)
+        self._lane.enter(phase)
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
@@ -821,7 +857,10 @@ class RunSession(Session):
             "step_s": round(elapsed - wait_s, 6),
             "bytes_out": self._client.bytes_sent,
             "bytes_in": self._client.bytes_received,
+            "phases": {PHASES[phase]: round(s, 6) for phase, s in self._spans.flush().items()},
         }
+        if self._spans.broken is not None:
+            body["spans_broken"] = str(self._spans.broken)
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, body)
 
@@ -842,6 +881,7 @@ class RunSession(Session):
                 self._save()
             if self._group is not None:
                 self._group.close()
+            self._lane.enter(Phase.IDLE)
             self._client.bye()
 
 

@@ -1,0 +1,232 @@
+"""The tables that a run leaves behind: their columns, and their two forms on disk.
+
+While a run goes on every role appends fixed-size records to files of its own (`raw/`): an append survives
+whatever is killed, and costs no library. What is cut short in the middle of a record is left out. When the
+run is over the controller turns them into one Parquet file a table, and they are gone.
+
+    raw/worker-1.0.spans      role, rank, incarnation, and the table
+    raw/controller.resources
+    spans.parquet  totals.parquet  resources.parquet
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.observe.phases import PHASES
+
+__all__ = ["RESOURCES", "ROLES", "SPANS", "TABLES", "TOTALS", "RawTable", "Table", "read_raw", "to_parquet"]
+
+Records = npt.NDArray[np.void]
+
+ROLES = ("controller", "server", "worker", "host")
+"""As the `role` column has them: their position here."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its name, and what a record of it is."""
+
+    name: str
+    record: np.dtype[np.void]
+
+
+SPANS = Table(
+    "spans",
+    np.dtype(
+        [
+            ("start", "<i8"),  # Unix time, ns
+            ("ns", "<i8"),  # how long
+            ("bytes", "<i8"),  # payload that a link carried
+            ("step", "<i4"),  # the worker's clock, or the server's count of updates
+            ("slice", "<i4"),  # -1: all, or none
+            ("other", "<i2"),  # rank: who was waited for, or which server or worker the bytes went to
+            ("phase", "u1"),
+            ("lane", "u1"),  # 0: the role's main thread, whose phases add up to its time
+        ]
+    ),
+)
+
+TOTALS = Table(
+    "totals",
+    np.dtype(
+        [
+            ("time", "<i8"),  # Unix time, ns: of the end of what this adds up
+            ("ns", "<i8"),  # time spent since the record before
+            ("bytes", "<i8"),
+            ("count", "<i4"),
+            ("step", "<i4"),
+            ("other", "<i2"),
+            ("phase", "u1"),
+            ("lane", "u1"),
+        ]
+    ),
+)
+
+RESOURCES = Table(
+    "resources",
+    np.dtype(
+        [
+            ("time", "<i8"),  # Unix time, ns
+            ("role", "u1"),
+            ("rank", "<i2"),
+            ("cpu", "<f4"),  # cores in use since the record before
+            ("memory", "<i8"),  # resident, bytes, with the role's own children
+            ("threads", "<i4"),
+            ("read", "<i8"),  # bytes from disk since the role began; of the host: since it booted
+            ("written", "<i8"),
+            ("sent", "<i8"),  # bytes over the network; host only, loopback apart
+            ("received", "<i8"),
+            ("iowait", "<f4"),  # cores that waited for a disk; host only
+            ("gpu", "<f4"),  # share in use, 0 to 1; NaN without one
+            ("gpu_memory", "<i8"),
+        ]
+    ),
+)
+
+TABLES = {table.name: table for table in (SPANS, TOTALS, RESOURCES)}
+
+_RAW = re.compile(r"(controller|server|worker)(?:-(\d+)\.(\d+))?\.(spans|totals|resources)")
+
+
+class RawTable:
+    """Appends records to a file. A disk that is full, or gone, costs records and never the run."""
+
+    def __init__(self, directory: Path, owner: str, table: Table) -> None:
+        self.table = table
+        self.broken: OSError | None = None
+        """Why nothing is written any more."""
+        self._file: int | None = None
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(
+                directory / f"{owner}.{table.name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            )
+        except OSError as error:
+            self.broken = error
+
+    def append(self, records: Records) -> None:
+        """Write records, whole, in one go."""
+        if self._file is None or not len(records):
+            return
+        data = records.tobytes()
+        try:
+            written = os.write(self._file, data)
+            if written != len(data):  # the disk is full: a torn record would shift all that follow
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            self.broken = error
+            self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One role's records, as they are in its file."""
+
+    role: str
+    rank: int
+    incarnation: int
+    records: Records
+
+
+def raw_files(directory: Path, table: Table) -> list[tuple[re.Match[str], Path]]:
+    """The files of a table, by role and rank."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            match = _RAW.fullmatch(path.name)
+            if match is not None and match[4] == table.name:
+                found.append((match, path))
+    return sorted(found, key=lambda each: (each[0][1], int(each[0][2] or 0), int(each[0][3] or 0)))
+
+
+def read_raw(directory: Path, table: Table) -> Iterator[Raw]:
+    """What every role has written of a table so far."""
+    size = table.record.itemsize
+    for match, path in raw_files(directory, table):
+        with contextlib.suppress(OSError):
+            data = path.read_bytes()
+            records = np.frombuffer(data, table.record, count=len(data) // size)
+            yield Raw(match[1], int(match[2] or 0), int(match[3] or 0), records)
+
+
+def columns(table: Table, parts: Sequence[Raw]) -> dict[str, npt.NDArray[np.generic]]:
+    """Records of all roles as columns, with `role`, `rank` and `incarnation` where the record has them not.
+
+    Columns of small numbers that stand for words (`role`, `phase`) stay numbers here.
+    """
+    names = table.record.names or ()
+    found = {
+        name: np.concatenate([np.empty(0, table.record[name]), *(part.records[name] for part in parts)])
+        for name in names
+    }
+    if "role" not in names:
+        lengths = [len(part.records) for part in parts]
+        for name, dtype, values in (
+            ("role", "u1", [ROLES.index(part.role) for part in parts]),
+            ("rank", "<i2", [part.rank for part in parts]),
+            ("incarnation", "<i4", [part.incarnation for part in parts]),
+        ):
+            found[name] = np.repeat(np.asarray(values, dtype), lengths)
+    return found
+
+
+def to_parquet(run: Path) -> list[Path]:
+    """Turn `raw/` of a run that is over into Parquet files, and remove it. Returns what was written.
+
+    Raises OSError if the directory cannot be written; `raw/` then stays, and is read as well as Parquet.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    raw = run / "raw"
+    written: list[Path] = []
+    for table in TABLES.values():
+        parts = [part for part in read_raw(raw, table) if len(part.records)]
+        path = run / f"{table.name}.parquet"
+        if not parts and not path.exists():
+            continue
+        data = _worded(columns(table, parts))
+        found = pa.table(data)
+        if path.exists():  # of an earlier start of the run
+            with contextlib.suppress(pa.ArrowException):
+                found = pa.concat_tables([pq.read_table(path), found], promote_options="permissive")
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            pq.write_table(found, temporary, compression="zstd")
+            os.replace(temporary, path)
+        except pa.ArrowException as error:
+            raise OSError(str(error)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        written.append(path)
+        for _, each in raw_files(raw, table):
+            each.unlink()
+    with contextlib.suppress(OSError):
+        raw.rmdir()
+    return written
+
+
+def _worded(found: dict[str, npt.NDArray[np.generic]]) -> dict[str, object]:
+    """Numbers that stand for words, as words."""
+    import pyarrow as pa
+
+    worded: dict[str, object] = dict(found)
+    for name, words in (("role", ROLES), ("phase", PHASES)):
+        if name in found:
+            indices = pa.array(found[name].astype(np.int8))
+            worded[name] = pa.DictionaryArray.from_arrays(indices, pa.array(list(words)))
+    return worded
