@@ -50,18 +50,22 @@ def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int) -> list
     ]
 
 
-def train(model: str, *, workers: int, servers: int, mode: str, batch: int, steps: int) -> list[float]:
+def train(
+    model: str, *, workers: int, servers: int, mode: str, batch: int, steps: int, **settings: Any
+) -> list[float]:
     """Train `benchmarks.models.build(model)` with `benchmarks.models.timed_steps`, prepared.
 
     Args:
         model: "resnet18" or "digits".
         batch: of each worker.
+        settings: more options of `paceline run`.
 
     Returns:
         Seconds of steps, of all workers.
     """
     reports = _run(
-        SCRIPTS / "train.py", model, batch, steps, link="auto", mode=mode, workers=workers, servers=servers
+        *(SCRIPTS / "train.py", model, batch, steps),
+        **{"link": "auto", "mode": mode, "workers": workers, "servers": servers, **settings},
     )
     return [seconds for report in reports for seconds in report["seconds"]]
 
@@ -137,8 +141,11 @@ def _paceline() -> list[str]:
 def _options(folder: Path, **settings: Any) -> list[str]:
     options = ["--quiet", "--run-dir", str(folder / "run")]
     for name, value in settings.items():
-        flag = f"--{name.replace('_', '-')}"
-        options += [flag] if value is True else [flag, str(value)]
+        name = name.replace("_", "-")
+        if isinstance(value, bool):
+            options.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            options += [f"--{name}", str(value)]
     return options
 
 

@@ -52,10 +52,8 @@ def test_lbfgs_on_the_servers_serves_a_model_on_the_gpu(run):
 @pytest.mark.parametrize("mode", ["bsp", "allreduce", "easgd:2"])
 def test_the_runs_parameters_can_be_looked_at_on_the_gpu(run, mode):
     """Between two epochs, as an evaluation does: training goes on as if nobody had looked."""
-    looked = SOURCE.replace(
-        "for epoch in range(3):\n",
-        "for epoch in range(3):\n    with paceline.run_parameters(): model(torch.zeros(1, 8, device=DEVICE))\n",
-    )
+    look = "    with paceline.run_parameters(): model(torch.zeros(1, 8, device=DEVICE))"
+    looked = SOURCE.replace("for epoch in range(3):\n", f"for epoch in range(3):\n{look}\n")
     assert looked != SOURCE
     one, two = (run("DEVICE = 'cuda'" + s, workers=1, mode=mode) for s in (SOURCE, looked))
     assert one.error is None and two.error is None

@@ -33,6 +33,7 @@ from paceline.exceptions import FrameError, LinkError, RoleFailed, UsageError
 from paceline.modes import Guard, ModeSpec, in_words, parse_mode
 from paceline.observe import FAILURE_MARK, RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.spans import unix_clock_ns
+from paceline.observe.tables import to_parquet
 from paceline.plan import Plan
 from paceline.storage.checkpoint import load
 
@@ -123,6 +124,8 @@ class Controller:
                 for link in self._links.values():
                     link.close()
                 self._hub.close()
+        with self._going_on_without_disk():
+            to_parquet(self.run_dir.path)
         self._tell(final=True)
         if self._machine.error is not None:
             raise RoleFailed(*self._machine.error)

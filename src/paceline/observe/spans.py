@@ -20,7 +20,7 @@ __all__ = ["NO_SPANS", "Lane", "Recorder", "recorder_of", "unix_clock_ns"]
 
 FLUSH_S = 0.5
 MOST_SPANS = 400_000
-"""When a role has so many, only every second step is kept in detail, then every fourth, …"""
+"""After so many of a role only every second step is kept in detail, after as many again every fourth, …"""
 
 _IDLE = Phase.IDLE
 _OTHER = 4
@@ -85,7 +85,7 @@ class Lane:
 
     def blame(self, other: int, seconds: float) -> None:
         """The first so many seconds of this phase were somebody's doing."""
-        now, until = perf_counter_ns(), self._began + int(seconds * 1e9)
+        now, until = perf_counter_ns(), self._began + round(seconds * 1e9)
         phase = self._phase
         self._other = other
         self._record(min(now, until))
@@ -166,8 +166,9 @@ class Recorder:
             spans["start"] += self._clock_ns
             self._spans.append(spans)
             self._kept += len(rows)
-            while self._kept > self._most * self._every:
+            while self._kept > self._most:
                 self._every *= 2
+                self._kept -= self._most
         now = perf_counter_ns() + self._clock_ns
         sums: list[tuple[int, ...]] = []
         seconds: dict[int, float] = {}

@@ -459,11 +459,11 @@ class RunSession(Session):
             self._free.wake()
         self._clock += 1
         self._lane.enter(phase)
-        self._spans.begin_step(self._clock)
         if time.monotonic() - self._last_stats > STATS_S:
             self._send_metrics()
             self._report()
             self._check_memory()
+        self._spans.begin_step(self._clock)
 
     def _exchange(self, request: Request) -> None:
         """Answer a stepper's request."""
@@ -590,6 +590,10 @@ class RunSession(Session):
             self._assign()
 
     def _assign(self) -> None:
+        with self._link:
+            self._assign_here()
+
+    def _assign_here(self) -> None:
         if self._group is not None and not (self._group.is_root or self._replaying):
             pass  # the root's parameters count, and come with the next share
         elif self._replaying:
