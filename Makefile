@@ -18,10 +18,10 @@ FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do 
 	&& { echo "$$p"; break; }; done || true
 export PYTHON
 
-.PHONY: help setup demo test check bench chaos clean
+.PHONY: help setup demo test check bench chaos browser slow clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' Makefile
 
 setup: $(VENV)/.dev ## make .venv with everything for running, testing and checking
 
@@ -46,6 +46,14 @@ bench: $(VENV)/.bench ## compare with the peers (quick; FULL=1 for the figures i
 
 chaos: $(VENV)/.dev ## tests that kill, stop and starve real processes
 	$(BIN)/python -m pytest -m chaos
+
+browser: $(VENV)/.dev ## the report in headless Chromium; installs Debian's if there is none; pictures in artifacts/
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null \
+		|| { sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; $$sudo apt-get update && $$sudo apt-get install -y chromium; }
+	PACELINE_ARTIFACTS=artifacts $(BIN)/python -m pytest -m browser tests/browser
+
+slow: $(VENV)/.dev ## tests that take longer than the fast suite can wait for
+	$(BIN)/python -m pytest -m slow
 
 clean: ## back to a fresh clone; runs/ and benchmarks/results/ stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

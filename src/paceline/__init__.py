@@ -2,6 +2,7 @@
 
 In a script:   model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 In a notebook: result = paceline.fit(paceline.Task(…), workers=4, mode="ssp:2")
+Afterwards:    paceline.load_run("last").spans
 """
 
 import importlib
@@ -17,6 +18,7 @@ if typing.TYPE_CHECKING:
         assign,
         fit,
         is_main,
+        load_run,
         log,
         no_sync,
         prepare,
@@ -38,6 +40,7 @@ __all__ = [
     "exceptions",
     "fit",
     "is_main",
+    "load_run",
     "log",
     "no_sync",
     "prepare",

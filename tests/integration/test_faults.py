@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from paceline.control import RunDirectory
 from tests.integration.conftest import PRELUDE
@@ -291,7 +292,7 @@ def test_a_worker_that_exits_without_a_word_is_named_with_its_code(run):
 
 @pytest.mark.parametrize(("mode", "link"), [("bsp", "shm"), ("asp", "tcp")])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_server_fails_the_run_at_once_and_is_named(run, rank, mode, link):
+def test_without_restarts_a_killed_server_fails_the_run_at_once_and_is_named(run, rank, mode, link):
     killed_at = []
 
     def watch(status, lines, engine):
@@ -299,11 +300,11 @@ def test_a_killed_server_fails_the_run_at_once_and_is_named(run, rank, mode, lin
             os.kill(engine.pids()[f"server:{rank}"], signal.SIGKILL)
             killed_at.append(time.monotonic())
 
-    ran = run(ENDLESS, workers=2, servers=2, mode=mode, link=link, watch=watch)
+    ran = run(ENDLESS, workers=2, servers=2, mode=mode, link=link, watch=watch, max_restarts=0)
     assert killed_at
     assert time.monotonic() - killed_at[0] < 5
     assert ran.status.state == "failed"
-    assert ran.error.startswith(f"server:{rank}: was killed by SIGKILL. ")
+    assert ran.error.startswith(f"server:{rank}: was killed by SIGKILL, and --max-restarts is 0. ")
     assert "paceline resume" in ran.error
 
 
@@ -315,9 +316,89 @@ def test_a_server_killed_before_anybody_trains_is_named_too(run):
             os.kill(engine.pids()["server:1"], signal.SIGKILL)
             killed.append(True)
 
-    ran = run(ENDLESS, workers=2, servers=2, watch=watch)
+    ran = run(ENDLESS, workers=2, servers=2, watch=watch, max_restarts=0)
     assert killed
-    assert ran.error.startswith("server:1: was killed by SIGKILL. ")
+    assert ran.error.startswith("server:1: was killed by SIGKILL, and --max-restarts is 0. ")
+
+
+def kills_servers(*ranks: int, after: int = 7, every: int = 10):
+    """A watch that kills these servers, one after the other, each so many updates after the one before."""
+    due = list(ranks)
+    state = {"next": after, "version": 0}
+
+    def watch(status, lines, engine):
+        if status.version < state["version"]:  # it went back
+            state["next"] = status.version + every
+        state["version"] = status.version
+        pid = engine.pids().get(f"server:{due[0]}") if due else None
+        if pid and status.state == "running" and status.version >= state["next"]:
+            os.kill(pid, signal.SIGKILL)
+            due.pop(0)
+            state["next"] += 10**9
+
+    return watch
+
+
+SLOWLY = (
+    TOOLS
+    + """
+import time
+train(prepared(), epochs=int(sys.argv[1]), at_step=lambda step: time.sleep(0.05))  # computing, as it were
+"""
+)
+
+
+@pytest.mark.parametrize(("mode", "link"), [("bsp", "shm"), ("bsp", "tcp"), ("allreduce", "shm")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_server_sends_the_run_back_to_its_checkpoint(run, rank, mode, link):
+    """What it computes again is what it had computed: in rounds, to the bit."""
+    rank = 0 if mode == "allreduce" else rank
+    job = {"workers": 2, "servers": 2, "mode": mode, "link": link, "checkpoint_every": 4, "threads": 1}
+    job["args"] = ("4",)
+    ran = run(SLOWLY, watch=kills_servers(rank), **job)
+    assert_every_sample_once(ran, epochs=4)
+    said = next(m for m in ran.status.messages if "went back" in m)
+    assert said.startswith(
+        f"server:{rank} was killed by SIGKILL (restart 1 of at most 3). The run went back to "
+    )
+    assert "checkpoint version-" in said and f"{ran.status.lost_updates:,} updates" in said
+    assert 0 <= ran.status.lost_updates < 20
+    undisturbed = run(SLOWLY, **job)
+    for name, value in undisturbed.model.items():
+        assert torch.equal(ran.model[name], value), name
+
+
+def test_a_killed_server_sends_a_run_without_a_checkpoint_back_to_its_beginning(run):
+    ran = run(SLOWLY, workers=2, servers=2, mode="asp", threads=1, args=("4",), watch=kills_servers(1))
+    assert_every_sample_once(ran, epochs=4)
+    said = next(m for m in ran.status.messages if "went back" in m)
+    assert "back to its beginning" in said and "--checkpoint-every" in said
+
+
+def test_servers_may_be_killed_again_and_again(run):
+    ran = run(
+        SLOWLY,
+        **{"workers": 2, "servers": 2, "mode": "bsp", "checkpoint_every": 4, "threads": 1, "args": ("12",)},
+        watch=kills_servers(0, 1, 0, after=5, every=5),
+    )
+    assert_every_sample_once(ran, epochs=12)
+    assert sum("went back" in m for m in ran.status.messages) == 3
+
+
+def test_a_killed_member_sends_its_group_back(run):
+    def watch(status, lines, engine):
+        if status.version > 6 and not killed and "worker:1" in engine.pids():
+            killed.append(engine.pids()["worker:1"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    killed: list[int] = []
+    job = {"workers": 2, "mode": "allreduce", "checkpoint_every": 4, "threads": 1, "args": ("4",)}
+    ran = run(SLOWLY, watch=watch, **job)
+    assert_every_sample_once(ran, epochs=4)
+    assert killed and "its group (worker:0, worker:1) cannot go on" in " ".join(ran.status.messages)
+    undisturbed = run(SLOWLY, **job)
+    for name, value in undisturbed.model.items():
+        assert torch.equal(ran.model[name], value), name
 
 
 # --- the controller ---------------------------------------------------------------------------------

@@ -690,15 +690,17 @@ def test_a_resume_after_a_switch_goes_on_in_the_switched_mode(run, ask):
 
 
 def resumed(ran: Any) -> list[dict[str, int]]:
-    """Resume the run to its end; returns the log without what was applied after the checkpoint."""
-    before = rows_of(ran)
+    """Resume the run to its end; returns the log, which is without what was applied after the checkpoint."""
     cut = latest_checkpoint(ran.run).version
+    before = [row for row in rows_of(ran) if row["version"] <= cut]
     ran.status = resume_run(ran.run, {})
     ran.error = ran.status.error
+    rows = rows_of(ran)
+    assert rows[: len(before)] == before
     # Its workers count anew.
-    after = [{**row, "incarnation": row["incarnation"] + 100} for row in rows_of(ran)[len(before) :]]
+    after = [{**row, "incarnation": row["incarnation"] + 100} for row in rows[len(before) :]]
     assert after
-    return [*(row for row in before if row["version"] <= cut), *after]
+    return [*before, *after]
 
 
 def test_a_resume_between_two_turns_of_a_schedule_goes_on_with_the_second(run):

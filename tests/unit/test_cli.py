@@ -182,7 +182,7 @@ def test_warnings_of_the_plan_are_notes(
 
 
 def succeeded(tmp_path: Path) -> RunStatus:
-    (tmp_path / "report.md").touch()
+    (tmp_path / "report.html").touch()
     return RunStatus(
         state="succeeded",
         run_id="20261115-081502-digits-4f2a",
@@ -202,7 +202,7 @@ def test_outcome_of_success(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.
     assert result.code == 0
     assert "Succeeded after 10.0 s: 3 epochs, 90 updates, 431 samples/s." in result.out
     assert f"run directory  {tmp_path}\n" in result.out
-    assert f"report         {tmp_path}/report.md\n" in result.out
+    assert f"report         {tmp_path}/report.html\n" in result.out
     assert "paceline export 20261115-081502-digits-4f2a model.safetensors" in result.out
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.observe.diagnosis import diagnose
-from paceline.observe.facts import Facts, ServerFacts, Times, WorkerFacts, facts_of
+from paceline.observe.facts import Facts, LinkFacts, ServerFacts, Times, WorkerFacts, facts_of
 from paceline.observe.phases import PHASES
 from paceline.observe.run_data import RunData
 
@@ -63,9 +63,12 @@ def test_a_busy_server_makes_pushes_queue():
 
 
 def test_a_link_that_takes_long():
-    found = diagnose(facts([worker(i, forward=4.0, push=1.0, pull=1.0, wait=3.0) for i in range(2)]), "asp")
-    assert found.limit == "network" and "--prefetch" in found.advice
-    assert "--prefetch" not in diagnose(facts([worker(0, forward=1.0, push=3.0)]), "bsp").advice
+    made = facts([worker(i, forward=4.0, push=1.0, pull=1.0, wait=3.0) for i in range(2)])
+    assert "processes wait for a core" in diagnose(made, "asp").sentence  # nothing travelled
+    made.links = [LinkFacts(0, 0, 5_000_000, 5_000_000)]
+    found = diagnose(made, "asp")
+    assert found.limit == "network" and "10 MB" in found.sentence and "--prefetch" in found.advice
+    assert "--prefetch" not in diagnose(made, "bsp").advice
 
 
 def test_data_that_takes_long():

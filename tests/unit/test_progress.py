@@ -4,12 +4,14 @@ import io
 import json
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from paceline.observe import Progress, RunStatus, WorkerStatus, display, progress, words
+from paceline.observe import Progress, RunStatus, ServerStatus, WorkerStatus, display, progress, words
 from paceline.observe.display import picture
+from paceline.observe.window import Window
 
 
 class Terminal(io.StringIO):
@@ -46,11 +48,36 @@ def running(workers: int = 2) -> RunStatus:
     )
 
 
-def drawn(status: RunStatus, width: int = 80, height: int = 24) -> list[str]:
+def drawn(
+    status: RunStatus, width: int = 80, height: int = 24, *, full: bool = False, window: Window | None = None
+) -> list[str]:
+    if window is None:
+        window = Window(5.0)
+        window.see(replace(status, elapsed_s=status.elapsed_s - 10, samples=status.samples - 31044))
+        window.see(status)
     console = Console(width=width, height=height, file=io.StringIO())
     with console.capture() as capture:
-        console.print(picture(status, 3104.4, width=width, height=height))
+        console.print(picture(status, window, width=width, height=height, full=full))
     return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def measured(workers: int = 2, servers: int = 1, *, seconds: float = 40.0) -> RunStatus:
+    """A run with spans, servers and resources, so far into its training."""
+    status = running(workers)
+    status.mode, status.elapsed_s, status.startup_s = "asp", 2.0 + seconds, 2.0
+    for worker in status.workers.values():
+        worker.clock = int(50 * seconds)
+        worker.bytes_out, worker.bytes_in = int(20e6 * seconds), int(10e6 * seconds)
+        worker.phases = {"forward": 0.2 * seconds, "backward": 0.4 * seconds, "wait": 0.35 * seconds}
+        worker.phases |= {"load": 0.05 * seconds}
+        worker.cpu, worker.memory = 0.97, 412_000_000
+    status.servers = {
+        rank: ServerStatus(
+            rank=rank, updates=int(100 * seconds), update_s=0.12 * seconds, cpu=0.31, memory=388_000_000
+        )
+        for rank in range(servers)
+    }
+    return status
 
 
 @pytest.fixture
@@ -106,6 +133,98 @@ def test_nan_metrics_are_shown() -> None:
     status.workers[0].metrics = {"loss": math.nan}
     assert "nan" in drawn(status)[5]
     assert "nan" in progress.plain_line(status, 1.0)
+
+
+def test_full_picture() -> None:
+    window = Window(5.0)
+    for second in range(30, 41):
+        window.see(measured(seconds=second))
+    lines = drawn(measured(), width=120, full=True, window=window)
+    assert lines[2].endswith("staleness 0.5 mean, 2 max · 60 MB/s · asp")
+    assert lines[3] == " time: compute 60 % · wait 35 % · load 5 %"
+    assert lines[5].split() == [
+        *("worker", "state", "step", "steps/s", "loss", "accuracy", "waiting"),
+        *("out/s", "in/s", "CPU", "memory"),
+    ]
+    row = "0 running 2,000 50 0.07123 0.98 35 % 20 MB 10 MB 0.97 412 MB"
+    assert lines[6].split() == row.split()
+    assert lines[9].split() == ["server", "updates", "updates/s", "updating", "CPU", "memory"]
+    assert lines[10].split() == ["0", "4,000", "100", "12", "%", "0.31", "388", "MB"]
+
+
+def test_full_picture_is_of_the_last_seconds() -> None:
+    """A run that computed for long and now waits is shown to wait."""
+    window, status = Window(5.0), measured(seconds=1000)
+    window.see(status)
+    for second in range(1, 11):
+        later = measured(seconds=1000)
+        later.elapsed_s += second
+        for worker in later.workers.values():
+            worker.phases["wait"] += second
+        window.see(later)
+    lines = drawn(later, full=True, window=window)
+    assert lines[3] == " time: wait 100 %"
+    assert lines[6].split()[3] == "0", "no steps lately"
+    assert "100 %" in lines[6]
+
+
+def test_full_picture_of_one_status_is_of_the_whole_run() -> None:
+    window = Window(5.0)
+    window.see(measured())
+    lines = drawn(measured(), width=120, full=True, window=window)
+    assert lines[2].startswith(" 50 samples/s")
+    assert lines[6].split()[2:4] == ["2,000", "50"]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 0), (40, 12), (64, 64)])
+@pytest.mark.parametrize("height", [5, 24])
+def test_full_picture_fits_its_terminal(width: int, height: int, workers: int, servers: int) -> None:
+    status = measured(workers, servers)
+    for worker in status.workers.values():
+        worker.metrics = {f"a_rather_long_metric_{n}": math.nan for n in range(9)}
+    lines = drawn(status, width=width, height=height, full=True)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= max(height, 8)
+    assert ("more workers" in "".join(lines)) == (workers > 2) or width < 40
+
+
+def test_full_picture_at_60_columns_keeps_what_matters_most() -> None:
+    window = Window(5.0)
+    window.see(measured())
+    lines = drawn(measured(), width=60, full=True, window=window)
+    assert lines[5].split()[:6] == ["worker", "state", "step", "steps/s", "loss", "waiting"]
+
+
+def test_full_picture_without_measures() -> None:
+    """Of an older version, or of a run without spans: what is not known is not shown."""
+    lines = drawn(
+        RunStatus.from_json({"state": "running", "version": 3, "workers": {"0": {"rank": 0}}}), full=True
+    )
+    assert lines[4].split() == ["worker", "state", "step", "steps/s", "waiting"]
+    old = running()
+    window = Window(5.0)
+    window.see(old)
+    assert drawn(old, full=True, window=window)[3] == " time: compute 86 % · wait 14 %"
+
+
+def test_live_shows_the_full_picture(now: list[float]) -> None:
+    out = Terminal()
+    with Progress(stream=out, live=True) as shown:
+        shown.show(measured())
+    assert "updates/s" in out.getvalue()
+    out = Terminal()
+    with Progress(stream=out) as shown:
+        shown.show(measured())
+    assert "updates/s" not in out.getvalue()
+
+
+def test_live_in_a_pipe_stays_plain(now: list[float]) -> None:
+    out = io.StringIO()
+    with Progress(stream=out, live=True) as shown:
+        shown.show(measured())
+    assert out.getvalue().startswith("0:42 running · ")
+    assert out.getvalue().count("\n") == 1
 
 
 def test_plain_lines_at_most_every_two_seconds(now: list[float]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from paceline.control.machine import (
     Announce,
     End,
+    GoBack,
     Launch,
     Note,
     RunMachine,
@@ -157,10 +158,45 @@ def test_a_lost_link_waits_for_the_error_that_caused_it():
     machine = started(servers=2)
     assert machine.failed("worker:0", "LinkError: broken pipe", "", secondary=True) == [WaitForCause()]
     assert machine.failed("server:0", "LinkError: lost server:1", "", secondary=True) == [WaitForCause()]
-    assert machine.exited("server", 1, 0, None, signal.SIGKILL) == [End()]
-    role, message, _ = machine.error
-    assert role == "server:1"
-    assert "was killed by SIGKILL" in message and "paceline resume" in message
+    assert machine.exited("server", 1, 0, None, signal.SIGKILL)[0] == GoBack(
+        "server:1 was killed by SIGKILL (restart 1 of at most 3)"
+    )
+    assert machine.patience_over() == []
+    assert machine.state is RunState.RECOVERING and machine.error is None
+
+
+def test_a_killed_server_sends_all_back_to_the_checkpoint():
+    machine = started(servers=2)
+    machine.worker_finished(0)
+    assert machine.exited("server", 0, 0, None, signal.SIGKILL) == [
+        GoBack("server:0 was killed by SIGKILL (restart 1 of at most 3)"),
+        *(Launch("server", rank, 1) for rank in range(2)),
+        *(Launch("worker", rank, 1) for rank in range(2)),
+    ]
+    # What is still heard of those before is of no interest.
+    assert machine.exited("server", 1, 0, None, signal.SIGKILL) == []
+    assert machine.exited("worker", 0, 0, None, signal.SIGKILL) == []
+    assert machine.worker_back(0) == [] and machine.state is RunState.RECOVERING
+    machine.server_ready(0)
+    assert machine.server_ready(1) == [Announce()]
+    assert machine.state is RunState.RUNNING and machine.finished == set()
+
+
+def test_going_back_counts_as_a_restart():
+    machine = started(max_restarts=2)
+    killed(machine, 0)
+    assert machine.exited("server", 0, 0, None, signal.SIGKILL)[0] == GoBack(
+        "server:0 was killed by SIGKILL (restart 2 of at most 2)"
+    )
+    assert machine.exited("server", 0, 1, None, signal.SIGKILL) == [End()]
+    assert machine.error is not None and "after 2 restarts, and --max-restarts is 2" in machine.error[1]
+    assert "paceline resume" in machine.error[1]
+
+
+def test_a_server_that_fails_by_itself_would_fail_again():
+    machine = started()
+    assert machine.exited("server", 0, 0, 1, None) == [End()]
+    assert machine.error is not None and "exited with code 1" in machine.error[1]
 
 
 def test_a_lost_link_without_a_cause_is_shown_itself_and_the_first_one_wins():

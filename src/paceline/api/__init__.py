@@ -2,6 +2,7 @@
 
 * `script.py`  prepare, log, assign, run_parameters, rank, …: for scripts with their own loop.
 * `fitting.py` fit and Task: for people who want no loop.
+* `runs.py`    load_run: a run's tables as data frames.
 * `jobs.py`    run_job, resume_run, export_run, inspect_script: what the commands do.
 
 Loaded when used: the commands need no torch, and must not wait for it.
@@ -13,6 +14,7 @@ import typing
 if typing.TYPE_CHECKING:
     from paceline.api.fitting import FitResult, Task, fit
     from paceline.api.jobs import export_run, inspect_script, resume_run, run_job
+    from paceline.api.runs import load_run
     from paceline.api.script import (
         assign,
         is_main,
@@ -32,6 +34,7 @@ __all__ = [
     "fit",
     "inspect_script",
     "is_main",
+    "load_run",
     "log",
     "no_sync",
     "prepare",
@@ -44,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "fitting": ("FitResult", "Task", "fit"),
+    "runs": ("load_run",),
     "jobs": ("export_run", "inspect_script", "resume_run", "run_job"),
 }
 

@@ -6,14 +6,19 @@ import typer
 from typer.core import TyperGroup
 
 from paceline import __version__
+from paceline.cli.compare import compare
 from paceline.cli.export import export
 from paceline.cli.logs import logs
+from paceline.cli.metrics import metrics
 from paceline.cli.options import complain
 from paceline.cli.plan import plan
+from paceline.cli.report import report
 from paceline.cli.resume import resume
 from paceline.cli.run import run
 from paceline.cli.runs import runs
 from paceline.cli.switch import switch
+from paceline.cli.top import top
+from paceline.cli.trace import trace
 from paceline.exceptions import PacelineError, PlanError, UsageError
 
 __all__ = ["app", "main"]
@@ -59,6 +64,11 @@ app.command(context_settings=SPELLING)(logs)
 app.command(context_settings=SPELLING)(resume)
 app.command(context_settings=SPELLING)(switch)
 app.command(context_settings=SPELLING)(export)
+app.command(context_settings=SPELLING)(top)
+app.command(context_settings=SPELLING)(report)
+app.command(context_settings=SPELLING)(compare)
+app.command(context_settings=SPELLING)(trace)
+app.command(context_settings=SPELLING)(metrics)
 
 
 def _show_version(wanted: bool) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "GUARD",
     "KEEP_CHECKPOINTS",
     "LINK",
+    "LIVE",
     "MAX_RESTARTS",
     "MODE",
     "OPTIMIZERS",
@@ -222,6 +223,11 @@ RUN_DIR = typer.Option(
 SPANS = typer.Option(
     "--spans/--no-spans",
     help="Record what every role does, for reports and traces.",
+    show_default=False,
+)
+LIVE = typer.Option(
+    "--live",
+    help="Show every worker's and server's rates, time, bytes, CPU and memory, not only progress.",
     show_default=False,
 )
 QUIET = typer.Option("--quiet", "-q", help="Show only what the script prints, errors and the outcome.")

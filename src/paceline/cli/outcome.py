@@ -1,5 +1,7 @@
 """What stands in the terminal when a run is over."""
 
+import contextlib
+import json
 import re
 import shutil
 import textwrap
@@ -29,6 +31,8 @@ def finish(status: RunStatus) -> None:
     state, _, text = first.partition(" ")
     typer.secho(state, fg=COLOURS.get(status.state, "red"), bold=True, nl=False, err=err)
     typer.echo(" " + "\n".join([text, *rest]), err=err)
+    if limit := _limit(status):
+        typer.echo(textwrap.fill(limit, width, initial_indent="  ", subsequent_indent="  "), err=err)
     for name, text in {**_metrics(status), **_places(status)}.items():
         typer.echo(f"  {name:14} {text}", err=err)
     if code := EXIT_CODES.get(status.state, 1):
@@ -46,6 +50,15 @@ def _numbers(status: RunStatus) -> str:
         *words.trouble(status),
     ]
     return f"{text}: {', '.join(facts)}."
+
+
+def _limit(status: RunStatus) -> str:
+    """What limited the run, as its report says."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        summary = json.loads((Path(status.run_dir) / "summary.json").read_text())
+        if summary["diagnosis"]["limit"] != "unknown":
+            return f"{summary['diagnosis']['sentence']} {summary['diagnosis']['advice']}"
+    return ""
 
 
 def _metrics(status: RunStatus) -> dict[str, str]:
@@ -69,8 +82,8 @@ def _places(status: RunStatus) -> dict[str, str]:
             log /= "-".join(part for part in role.groups() if part) + ".log"
         places["log"] = str(log)
     places["run directory"] = str(path)
-    if (path / "report.md").exists():
-        places["report"] = str(path / "report.md")
+    if (path / "report.html").exists():
+        places["report"] = str(path / "report.html")
     if status.checkpoints and status.state == "succeeded":
         places["the model"] = f"paceline export {run} model.safetensors"
     elif status.checkpoints:

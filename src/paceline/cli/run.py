@@ -39,6 +39,7 @@ def run(
     keep_checkpoints: Annotated[int, options.KEEP_CHECKPOINTS] = Job.keep_checkpoints,
     run_dir: Annotated[str | None, options.RUN_DIR] = None,
     spans: Annotated[bool, options.SPANS] = Job.spans,
+    live: Annotated[bool, options.LIVE] = False,
     quiet: Annotated[bool, options.QUIET] = False,
 ) -> None:
     """Train with a script on several workers.
@@ -58,6 +59,6 @@ def run(
     from paceline.cli.outcome import finish
     from paceline.observe import Progress
 
-    with Progress(quiet=quiet) as progress:
+    with Progress(quiet=quiet, live=live) as progress:
         status = api.run_job(job, command=options.command_line(), progress=progress)
     finish(status)

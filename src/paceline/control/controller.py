@@ -5,6 +5,8 @@ run directory, and ends the run. It holds no parameters and no leases: training 
 """
 
 import contextlib
+import os
+import select
 import signal
 import threading
 import time
@@ -19,6 +21,7 @@ from paceline.control.machine import (
     Announce,
     Decision,
     End,
+    GoBack,
     Launch,
     Note,
     RunMachine,
@@ -32,10 +35,12 @@ from paceline.engines import Engine, RoleSpec
 from paceline.exceptions import FrameError, LinkError, RoleFailed, UsageError
 from paceline.modes import Guard, ModeSpec, in_words, parse_mode
 from paceline.observe import FAILURE_MARK, RunStatus, ServerStatus, WorkerStatus
+from paceline.observe.resources import Sampler
 from paceline.observe.spans import unix_clock_ns
 from paceline.observe.tables import to_parquet
+from paceline.observe.watch import Watch
 from paceline.plan import Plan
-from paceline.storage.checkpoint import load
+from paceline.storage.checkpoint import latest, load
 
 __all__ = ["Controller"]
 
@@ -43,6 +48,8 @@ _TICK_S = 0.1
 _CAUSE_S = 1.0
 _SAVE_S = 2.5
 _EXIT_S = 1.5
+_END_S = 5.0
+_LAST_WORDS_S = 0.5
 _LOOK_S = 0.2
 _GUARD = "guard"
 """Names the guard's own request to switch."""
@@ -86,6 +93,8 @@ class Controller:
             groups=plan.groups,
         )
         self._links: dict[str, Connection] = {}
+        self._last_words: set[str] | None = None
+        """While the run goes back: workers that have not said yet how far they had come."""
         self._addresses: dict[int, dict[str, Any]] = {}
         self._announced = False
         self._cause_due: float | None = None
@@ -98,6 +107,8 @@ class Controller:
         self._requests = Requests(run.path)
         self._looked = 0.0
         self._spans_broken = False
+        self._warnings = Watch()
+        self._sampler = Sampler(run.path / "raw", self._clock_ns) if job.spans else None
         self._switching: dict[str, ModeSpec] = {}
         self._guard = Guard() if job.guard else None
         self._set_mode(plan.mode)
@@ -124,6 +135,8 @@ class Controller:
                 for link in self._links.values():
                     link.close()
                 self._hub.close()
+                if self._sampler is not None:
+                    self._sampler.close()
         with self._going_on_without_disk():
             to_parquet(self.run_dir.path)
         self._tell(final=True)
@@ -146,7 +159,17 @@ class Controller:
             self._looked = now
             for name, body in self._requests.pending().items():
                 self._on_request(name, body)
+        if self._sampler is not None and self._sampler.due(now):
+            self._sample(self._sampler)
         self._tell()
+
+    def _sample(self, sampler: Sampler) -> None:
+        """What the roles use now."""
+        used = sampler.sample({**self._engine.pids(), "controller": os.getpid()})
+        roles: list[WorkerStatus | ServerStatus] = [*self.status.workers.values()]
+        for role in [*roles, *self.status.servers.values()]:
+            usage = used.get(role.name)
+            role.cpu, role.memory = (usage.cpu, usage.memory) if usage is not None else (0.0, role.memory)
 
     # --- decisions --------------------------------------------------------------------------------
 
@@ -159,6 +182,8 @@ class Controller:
                     self._announce()
                 case Save():
                     self._save()
+                case GoBack(reason):
+                    self._go_back(reason)
                 case WaitForCause():
                     self._cause_due = self._cause_due or time.monotonic() + _CAUSE_S
                 case Note(text):
@@ -184,6 +209,7 @@ class Controller:
         if role == "server":
             config = {
                 **common,
+                "incarnation": incarnation,
                 "worker_threads": sum(role.threads for role in self.plan.workers),
                 "run_dir": str(self.run_dir.path),
                 "checkpoint_every": job.checkpoint_every,
@@ -240,6 +266,52 @@ class Controller:
         with contextlib.suppress(LinkError):
             link.send(Kind.CHECKPOINT)
 
+    def _go_back(self, reason: str) -> None:
+        """End all processes, and choose the checkpoint that those launched next begin from."""
+        self._hear_last_words()
+        for link in self._links.values():
+            self._hub.release(link)
+            link.close()
+        self._links.clear()
+        self._addresses.clear()
+        self._announced = False
+        self._cause_due = self._save_due = None
+        patience = time.monotonic() + _END_S
+        for role in self.plan.roles:
+            self._engine.kill(role.role, role.rank, signal.SIGKILL)
+        while self._engine.pids() and time.monotonic() < patience:
+            select.select([self._engine], [], [], 0.1)
+            self._engine.exits()  # of no interest: they were meant
+        found = latest(self.run_dir.checkpoints_path)
+        before, samples = self.status.version, self.status.samples
+        lead: dict[str, Any] = (
+            found.meta["lead"] if found is not None else {"machine": {"version": 0}, "samples": 0}
+        )
+        version = lead["machine"]["version"]
+        self._resume = None if found is None else found.path
+        self._version_before = version
+        self.status.version, self.status.samples = version, lead["samples"]
+        self.status.samples_before = min(self.status.samples_before, lead["samples"])
+        lost = max(0, before - version)
+        self.status.lost_updates += lost
+        self.status.checkpoints = _checkpoint_names(self.run_dir)
+        where = f"to checkpoint {found.path.name}" if found is not None else "to its beginning"
+        hint = "" if self.plan.job.checkpoint_every else " --checkpoint-every N makes that shorter."
+        self._note(
+            f"{reason}. The run went back {where}: {lost:,} updates ({max(0, samples - lead['samples']):,} "
+            f"samples) are lost, and are computed again.{hint}"
+        )
+        for name in self._switching.copy():
+            self._answer(name, {"refused": f"{reason}, and the run went back {where}: ask again"})
+
+    def _hear_last_words(self) -> None:
+        """Roles that lost a server say how far they had come: then what is lost is known, not guessed."""
+        self._last_words = {name for name in self._links if name.startswith("worker:")}
+        until = time.monotonic() + _LAST_WORDS_S
+        while self._last_words and time.monotonic() < until:
+            self._hub.poll(0.05)
+        self._last_words = None
+
     def _stop(self) -> None:
         self._hub.post(lambda: self._do(self._machine.stop_requested()))
 
@@ -288,7 +360,11 @@ class Controller:
         name = connection.peer
         role, _, number = name.partition(":")
         rank = int(number)
-        if frame.kind is Kind.READY:
+        if self._last_words is not None:
+            self.status.version = max(self.status.version, int(frame.body.get("version", 0)))
+            if frame.kind in (Kind.ERROR, Kind.BYE):
+                self._last_words.discard(name)
+        elif frame.kind is Kind.READY:
             self._addresses[rank] = field(frame.body, "address", dict)
             self._do(self._machine.server_ready(rank))
         elif frame.kind is Kind.ERROR:
@@ -508,6 +584,8 @@ class Controller:
             self.status.error = str(RoleFailed(*self._machine.error))
         if changed or final or now - self._written > 1.0:
             self._written = now
+            for warning in self._warnings.see(self.status):
+                self._note(warning)
             with self._going_on_without_disk():
                 self.run_dir.write_status(self.status.to_json())
         if self._watch is not None and (changed or final or now - self._shown >= _TICK_S):

@@ -15,6 +15,7 @@ __all__ = [
     "Announce",
     "Decision",
     "End",
+    "GoBack",
     "Launch",
     "Note",
     "RunMachine",
@@ -67,6 +68,13 @@ class WaitForCause:
 
 
 @dataclass(frozen=True)
+class GoBack:
+    """Parameters are lost: end all processes, and go on from the last checkpoint with those launched next."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Note:
     """Something the user should read."""
 
@@ -78,7 +86,7 @@ class End:
     """Stop all processes: the run is over."""
 
 
-Decision = Launch | Announce | Save | WaitForCause | Note | End
+Decision = Launch | Announce | Save | WaitForCause | GoBack | Note | End
 
 
 class RunMachine:
@@ -97,6 +105,8 @@ class RunMachine:
         """Role, message, traceback of the first error."""
         self.incarnations = dict.fromkeys(range(workers), 0)
         self.restarts = dict.fromkeys(range(workers), 0)
+        self.server_incarnation = 0
+        """Of all servers: they are started together."""
         self.finished: set[int] = set()
         self._servers = servers
         self._max_restarts = max_restarts
@@ -108,8 +118,11 @@ class RunMachine:
     def begin(self) -> list[Decision]:
         """Start everything."""
         self.state = RunState.STARTING
-        servers = [Launch("server", rank, 0) for rank in range(self._servers)]
-        return [*servers, *(Launch("worker", rank, 0) for rank in self.incarnations)]
+        return self._launch_all()
+
+    def _launch_all(self) -> list[Decision]:
+        servers = [Launch("server", rank, self.server_incarnation) for rank in range(self._servers)]
+        return [*servers, *(Launch("worker", rank, i) for rank, i in self.incarnations.items())]
 
     def server_ready(self, rank: int) -> list[Decision]:
         """A server listens."""
@@ -123,7 +136,7 @@ class RunMachine:
 
     def worker_back(self, rank: int) -> list[Decision]:
         """A replaced worker is here again."""
-        if self.state is RunState.RECOVERING:
+        if self.state is RunState.RECOVERING and len(self._ready) == self._servers:
             self.state = RunState.RUNNING
         return []
 
@@ -144,14 +157,11 @@ class RunMachine:
         how = f"was killed by {_name(signal)}" if signal else f"exited with code {code}"
         if self._closing:
             return self._lost_while_saving(name, how, "")
+        if incarnation != (self.server_incarnation if role == "server" else self.incarnations[rank]):
+            return []
         if role == "server":
-            return self._fail(
-                name,
-                f"{how}. What was trained since the last checkpoint is lost; `paceline resume` goes on from "
-                "there if there is one (--checkpoint-every writes them).",
-                "",
-            )
-        if rank in self.finished or incarnation != self.incarnations[rank]:
+            return self._go_back(name, how, signal)
+        if rank in self.finished:
             return []
         if signal is None:
             # It says what went wrong before it exits; that report counts, and may be on its way.
@@ -160,14 +170,8 @@ class RunMachine:
         if self._groups:
             mates = next(group for group in self._groups if rank in group)
             group = ", ".join(f"worker:{mate}" for mate in mates)
-            return self._fail(
-                name,
-                f"{how}. {_guess(signal)} Its group ({group}) cannot go on without it: groups are not formed "
-                "anew yet. `paceline resume` goes on from the last checkpoint if there is one "
-                "(--checkpoint-every writes them).",
-                "",
-            )
-        used = sum(self.restarts.values())
+            return self._go_back(name, f"{how}, and its group ({group}) cannot go on without it", signal)
+        used = self._used
         if used >= self._max_restarts:
             before = f" after {used} restart{'s' * (used > 1)}" if used else ""
             return self._fail(
@@ -185,6 +189,39 @@ class RunMachine:
             "Its unfinished leases went back to the pool."
         )
         return [note, Launch("worker", rank, self.incarnations[rank])]
+
+    @property
+    def _used(self) -> int:
+        """Restarts so far; going back counts as one."""
+        return sum(self.restarts.values()) + self.server_incarnation
+
+    def _go_back(self, name: str, how: str, signal: int | None) -> list[Decision]:
+        """Parameters died with a server, or a group with its member: all go on from the last checkpoint."""
+        if signal is None:  # it failed by itself, and would again
+            return self._fail(
+                name,
+                f"{how}. What was trained since the last checkpoint is lost; `paceline resume` goes on from "
+                "there if there is one (--checkpoint-every writes them).",
+                "",
+            )
+        used = self._used
+        if used >= self._max_restarts:
+            before = f" after {used} restart{'s' * (used > 1)}" if used else ""
+            return self._fail(
+                name,
+                f"{how}{before}, and --max-restarts is {self._max_restarts}. {_guess(signal)} `paceline "
+                "resume` goes on from the last checkpoint if there is one (--checkpoint-every writes them).",
+                "",
+            )
+        self.server_incarnation += 1
+        for rank in self.incarnations:
+            self.incarnations[rank] += 1
+        self.state = RunState.RECOVERING
+        self._ready.clear()
+        self.finished.clear()
+        self._suspects.clear()
+        reason = f"{name} {how} (restart {used + 1} of at most {self._max_restarts})"
+        return [GoBack(reason), *self._launch_all()]
 
     def failed(self, role: str, message: str, traceback: str, *, secondary: bool) -> list[Decision]:
         """A role reports an error. A secondary one (a lost link) waits for its cause to show."""

@@ -7,7 +7,8 @@
       logs/             controller.log, server-0.log, worker-1.log, …
       checkpoints/      version-000000000050/, …
       pushes.csv        every applied push (server 0 writes it)
-      summary.json, report.md   at the end
+      raw/              spans, totals and resources while it runs; spans.parquet, … afterwards
+      summary.json, report.html   at the end
 
 Runs live in $PACELINE_RUNS or ~/.paceline/runs. A run with a directory of its own (--run-dir) has a
 link there, so that it is listed too.
@@ -119,8 +120,8 @@ class RunDirectory:
 
     @property
     def report_path(self) -> Path:
-        """report.md, whether it is there or not."""
-        return self.path / "report.md"
+        """report.html, whether it is there or not."""
+        return self.path / "report.html"
 
     @property
     def started_in(self) -> Path:

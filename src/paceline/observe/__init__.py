@@ -7,7 +7,14 @@
 * `words.py`     numbers, modes and statuses as people read them.
 * `progress.py`  Progress: shows statuses while a run goes on, live or as plain lines.
 * `display.py`   the live picture in a terminal, drawn with rich (imported only when it is needed).
-* `report.py`    write_report: report.md for people and summary.json for programs.
+* `window.py`    rates from a run's last few statuses.
+* `watch.py`     Watch: warnings while a run goes on.
+* `resources.py`, `gpu.py`  Sampler: what roles and their host use.
+* `run_data.py`  RunData: a run's tables, read back.
+* `facts.py`     facts_of: what follows from them. `diagnosis.py`: what limited the run.
+* `report.py`    write_report: report.html for people and summary.json for programs.
+* `page.py`, `comparison.py`  the pages of one run and of several; of `markup.py`, `plots.py` and `curves.py`.
+* `trace.py`, `exports.py`    for Perfetto, TensorBoard, Prometheus and MLflow.
 """
 
 from paceline.observe.progress import Progress

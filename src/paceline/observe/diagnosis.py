@@ -163,14 +163,21 @@ def _by_server(facts: Facts, share: float, mode: str) -> tuple[str, str]:
     return (
         f"Server-bound: the workers spent {words.percent(share)} of their time waiting for updates; "
         f"server:{busiest.rank} took {1e3 * busiest.update_s / max(1, busiest.updates):.3g} ms for each.",
-        "More --servers share the parameters; an exchange every few steps (local:4, or period=4) asks for "
-        "fewer updates.",
+        "An exchange every few steps (local:4, or period=4) asks for fewer updates; more --servers share "
+        "them, if there are cores for them.",
     )
 
 
 def _by_network(facts: Facts, share: float, mode: str) -> tuple[str, str]:
     carried = sum(link.bytes_out + link.bytes_in for link in facts.links)
     amount = f" for {words.size(carried)}" if carried else ""
+    if not carried:
+        return (
+            f"Network-bound: the workers spent {words.percent(share)} of their time exchanging gradients and "
+            "parameters, though memory is shared: on a busy host, processes wait for a core.",
+            "Let workers and servers have cores of their own (fewer --workers or --threads), or exchange "
+            "every few steps (local:4).",
+        )
     advice = "--overlap hides transfers, --compress makes them smaller, local:8 makes them rarer"
     if not mode.startswith(("bsp", "backup", "local", "diloco")):
         advice += ", --prefetch 2 does not wait for the reply"

@@ -6,8 +6,23 @@ running   epoch 2  ━━━━━━━━━━━━━━━━━━━━�
 worker  state     step    loss  accuracy  waiting
 0       running  1,204  0.0712     0.981      3 %
 1       waiting  1,203  0.0698     0.979     12 %
+
+The full one (`paceline run --live`, `paceline top`) says more, of the last few seconds:
+
+running   epoch 2  ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━  64 %  0:42
+3,104 samples/s · version 2,407 · staleness 0.41 mean, 2 max · 94.1 MB/s · asp
+time: compute 61 % · wait 30 % · push 4 % · load 3 %
+
+worker  state     step  steps/s    loss  waiting    out/s     in/s   CPU  memory
+0       running  1,204     48.5  0.0712      3 %  23.4 MB  23.4 MB  0.97  412 MB
+1       waiting  1,203     48.4  0.0698     12 %  23.4 MB  23.4 MB  0.95  409 MB
+
+server  updates  updates/s  updating   CPU  memory
+0         2,407       96.9      12 %  0.31  388 MB
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -19,6 +34,7 @@ from rich.text import Text
 
 from paceline.observe import words
 from paceline.observe.status import RunStatus, WorkerStatus
+from paceline.observe.window import Window, shares_of
 
 __all__ = ["Display", "picture", "style_of"]
 
@@ -40,20 +56,26 @@ _FIXED_WIDTH = 42
 """Columns of a worker's line without its metrics."""
 _LINES_AROUND = 8
 """Lines that are not a worker's: ours, and a few that belong to the shell and the script."""
+_LINES_AROUND_FULL = 11
+"""The same of the full picture, with the servers' heading."""
+_WORTH_A_WORD = 0.005
+"""A share of the time below this is 0 %."""
 
 
 class Display:
     """A rich Live that draws when it is told to, without a thread of its own."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, full: bool = False) -> None:
+        self._full = full
         self._console = Console(file=stream, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
 
-    def draw(self, status: RunStatus, rate: float) -> None:
+    def draw(self, status: RunStatus, window: Window) -> None:
         """Replace the picture."""
         width, height = self._console.size
-        self._live.update(picture(status, rate, width=width, height=height), refresh=True)
+        shown = picture(status, window, width=width, height=height, full=self._full)
+        self._live.update(shown, refresh=True)
 
     def print(self, text: str, style: str = "") -> None:
         """Print a line above the picture, as it is: colours stay, cursor movements do not."""
@@ -65,20 +87,45 @@ class Display:
         self._live.stop()
 
 
-def picture(status: RunStatus, rate: float, *, width: int, height: int) -> RenderableType:
-    """A status as something to draw, for a terminal of this size."""
+def picture(
+    status: RunStatus, window: Window, *, width: int, height: int, full: bool = False
+) -> RenderableType:
+    """A status as something to draw, for a terminal of this size.
+
+    Args:
+        window: the statuses before it, and it: where rates come from.
+        full: also resources, bytes, servers, and where the time goes.
+    """
     lines: list[RenderableType] = [_headline(status, width)]
     if status.version:
         facts = [
-            f"{words.count(rate)} samples/s",
+            f"{words.count(window.samples_per_s)} samples/s",
             f"version {words.count(status.version)}",
             words.staleness(status),
+            *(_run_wide(status, window) if full else ()),
             *words.trouble(status),
         ]
-        lines.append(Text(" · ".join(facts), style="default", overflow="ellipsis", no_wrap=True))
-    if status.workers:
+        lines.append(_line(" · ".join(facts)))
+    if full and (shares := shares_of(window.phases)):
+        parts = [f"{name} {words.percent(share)}" for name, share in shares.items() if share >= _WORTH_A_WORD]
+        lines.append(_line(f"time: {' · '.join(parts)}"))
+    if not status.workers:
+        pass
+    elif full:
+        lines += _roles(status, window, width, height)
+    else:
         lines += [Text(), _workers(status, width, max(1, height - _LINES_AROUND))]
     return Padding(Group(*lines), (1, 1, 0, 1))
+
+
+def _run_wide(status: RunStatus, window: Window) -> list[str]:
+    rates = [window.worker(rank) for rank in status.workers]
+    carried = sum(rate.bytes_out + rate.bytes_in for rate in rates)
+    return [*([f"{words.size(carried)}/s"] if carried else []), *([status.mode] if status.mode else [])]
+
+
+def _line(text: str) -> Text:
+    return Text(text, style="default", overflow="ellipsis", no_wrap=True)
 
 
 def _headline(status: RunStatus, width: int) -> RenderableType:
@@ -127,6 +174,111 @@ def _workers(status: RunStatus, width: int, room: int) -> RenderableType:
         return table
     rest = Text(f"… and {words.plural(len(workers) - len(shown), 'more worker')}", style="dim")
     return Group(table, rest)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the full picture: what stands in it, and how dear it is where room is short."""
+
+    title: str
+    cells: Sequence[Text]
+    importance: int
+    left: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(len(self.title), *(len(cell) for cell in self.cells)) if self.cells else len(self.title)
+
+
+def _roles(status: RunStatus, window: Window, width: int, height: int) -> list[RenderableType]:
+    """The workers' table and the servers'."""
+    room = max(2, height - _LINES_AROUND_FULL)
+    for_servers = min(len(status.servers), max(1, room // 4))
+    lines: list[RenderableType] = [
+        Text(),
+        *_table(_worker_columns(status, window), width, room - for_servers, "worker"),
+    ]
+    if status.servers and height > _LINES_AROUND_FULL:
+        lines += [Text(), *_table(_server_columns(status, window), width, for_servers, "server")]
+    return lines
+
+
+def _worker_columns(status: RunStatus, window: Window) -> list[_Column]:
+    workers = [worker for _, worker in sorted(status.workers.items())]
+    rates = [window.worker(worker.rank) for worker in workers]
+    # A worker whose step takes longer than the window has nothing to tell of it: then its mean.
+    idleness = [
+        rate.idleness if rate.accounted_s else worker.idleness
+        for rate, worker in zip(rates, workers, strict=True)
+    ]
+    # The first metric, the loss if there is one, is dearer than bytes and resources; the others are not.
+    metrics = [
+        _Column(name, [_metric(worker, name) for worker in workers], 80 - at if at else 94)
+        for at, name in enumerate(status.metrics)
+    ]
+    columns = [
+        _Column("worker", [Text(str(worker.rank)) for worker in workers], 99, left=True),
+        _Column("state", [_state(worker.state) for worker in workers], 98, left=True),
+        _Column("step", [Text(words.count(worker.clock)) for worker in workers], 97),
+        _Column("steps/s", [_rate(rate.steps_per_s) for rate in rates], 95),
+        *metrics,
+        _Column(
+            "waiting",
+            [Text(words.percent(share), style="yellow" if share > 0.3 else "") for share in idleness],
+            96,
+        ),
+    ]
+    if any(rate.bytes_out or rate.bytes_in for rate in rates):
+        columns.append(_Column("out/s", [Text(words.size(rate.bytes_out)) for rate in rates], 91))
+        columns.append(_Column("in/s", [Text(words.size(rate.bytes_in)) for rate in rates], 90))
+    return columns + _usage([worker.cpu for worker in workers], [worker.memory for worker in workers])
+
+
+def _server_columns(status: RunStatus, window: Window) -> list[_Column]:
+    servers = [server for _, server in sorted(status.servers.items())]
+    rates = [window.server(server.rank) for server in servers]
+    return [
+        _Column("server", [Text(str(server.rank)) for server in servers], 99, left=True),
+        _Column("updates", [Text(words.count(server.updates)) for server in servers], 98),
+        _Column("updates/s", [_rate(rate.updates_per_s) for rate in rates], 97),
+        _Column("updating", [Text(words.percent(rate.updating)) for rate in rates], 96),
+        *_usage([server.cpu for server in servers], [server.memory for server in servers]),
+    ]
+
+
+def _usage(cores: Sequence[float], memory: Sequence[int]) -> list[_Column]:
+    """CPU and memory; not there in a run that nobody measured."""
+    if not any(memory):
+        return []
+    return [
+        _Column("CPU", [Text(f"{each:.2f}") for each in cores], 93),
+        _Column("memory", [Text(words.size(each)) for each in memory], 92),
+    ]
+
+
+def _table(columns: Sequence[_Column], width: int, room: int, noun: str) -> list[RenderableType]:
+    """Columns as far as they fit, and rows: never wider than the terminal, never longer than `room`."""
+    left, chosen = width - 2, []
+    for column in sorted(columns, key=lambda each: -each.importance):
+        left -= column.width + 2
+        if left < -2:  # the last column needs no gap after it
+            break
+        chosen.append(column)
+    chosen = [column for column in columns if column in chosen]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in chosen:
+        table.add_column(Text(column.title), justify="left" if column.left else "right", no_wrap=True)
+    rows = len(columns[0].cells)
+    shown = rows if rows <= room else max(0, room - 1)
+    for row in range(shown):
+        table.add_row(*(column.cells[row] for column in chosen))
+    if shown == rows:
+        return [table]
+    return [table, Text(f"… and {words.plural(rows - shown, f'more {noun}')}", style="dim")]
+
+
+def _rate(per_s: float) -> Text:
+    return Text(words.count(per_s) if per_s >= 9.95 else f"{per_s:.2g}")
 
 
 def _fitting(names: list[str], width: int) -> list[str]:

@@ -7,13 +7,13 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TextIO
 
 from paceline.observe import words
 from paceline.observe.status import RunStatus
+from paceline.observe.window import Window
 
 if TYPE_CHECKING:
     from paceline.observe.display import Display
@@ -63,11 +63,13 @@ class Progress:
 
     Args:
         quiet: Show no progress, only what the script itself prints; messages go to stderr.
+        live: The full picture, with resources, bytes and servers, where there is a terminal.
         stream: Where to write; stdout unless told. A terminal gets the live picture.
     """
 
-    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, live: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
+        self._full = live
         self._stream = stream if stream is not None else sys.stdout
         self._live = not quiet and _is_terminal(self._stream)
         self._display: Display | None = None
@@ -77,7 +79,7 @@ class Progress:
         self._state = ""
         self._shown_at = -float("inf")
         self._latest: RunStatus | None = None
-        self._past: deque[tuple[float, int]] = deque()
+        self._window = Window(RATE_WINDOW_S)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +96,7 @@ class Progress:
     def show(self, status: RunStatus) -> None:
         """Take a newer status. Draws at once if the state changed or there is a new message."""
         self._latest = status
-        rate = self._rate(status)
+        self._window.see(status)
         news = status.messages[self._messages :]
         self._messages = len(status.messages)
         for message in news:
@@ -107,9 +109,9 @@ class Progress:
             return
         self._shown_at = now
         if self._live:
-            self._open().draw(status, rate)
+            self._open().draw(status, self._window)
         else:
-            self._write(plain_line(status, rate))
+            self._write(plain_line(status, self._window.samples_per_s))
 
     @_guarded
     def print_line(self, text: str) -> None:
@@ -124,7 +126,9 @@ class Progress:
         """Draw the last status once more and give the terminal back; it can be called again."""
         if self._display is not None:
             if self._latest is not None:
-                self._display.draw(self._latest, self._latest.samples_per_s)
+                whole = Window(RATE_WINDOW_S)  # of one status: means over the whole run
+                whole.see(self._latest)
+                self._display.draw(self._latest, whole)
             display, self._display = self._display, None
             display.close()
 
@@ -141,21 +145,12 @@ class Progress:
             # rich takes a tenth of a second to import: only where it is used.
             from paceline.observe.display import Display
 
-            self._display = Display(self._stream)
+            self._display = Display(self._stream, full=self._full)
         return self._display
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
-
-    def _rate(self, status: RunStatus) -> float:
-        """Samples per second lately, so that a slow start does not weigh on it for ever."""
-        self._past.append((status.elapsed_s, status.samples))
-        while len(self._past) > 2 and status.elapsed_s - self._past[1][0] >= RATE_WINDOW_S:
-            self._past.popleft()
-        started, samples = self._past[0]
-        spent = status.elapsed_s - started
-        return (status.samples - samples) / spent if spent > 0 else status.samples_per_s
 
 
 def plain_line(status: RunStatus, rate: float) -> str:

@@ -1,23 +1,30 @@
-"""What remains of a run to read: report.md for people, summary.json for programs."""
+"""What remains of a run to read: report.html for people, summary.json for programs."""
 
+import contextlib
 import json
 import math
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.observe import words
+from paceline.observe.diagnosis import Diagnosis, diagnose
+from paceline.observe.facts import Facts, facts_of
+from paceline.observe.page import run_page
+from paceline.observe.run_data import RunData
 from paceline.observe.status import RunStatus
 from paceline.storage.atomic import write_text_atomically
 
-__all__ = ["summary_of", "write_report"]
+__all__ = ["diagnosis_of", "known_facts", "summary_of", "write_html", "write_report"]
 
 
 def write_report(
     run_path: Path, status: RunStatus, job_json: Mapping[str, Any], command: Sequence[str] = ()
 ) -> Path:
-    """Write report.md and summary.json into a run directory, each atomically.
+    """Write report.html and summary.json into a run directory, each atomically.
+
+    Raises OSError if that fails, and nothing else: what cannot be worked out is left out, and both say so.
 
     Args:
         run_path: The run directory.
@@ -26,19 +33,65 @@ def write_report(
         command: What the user typed, word by word; empty if the run was started from Python.
 
     Returns:
-        The path of report.md.
+        The path of report.html.
     """
-    summary = json.dumps(summary_of(status, job_json, command), indent=2, allow_nan=False)
-    write_text_atomically(run_path / "summary.json", summary + "\n")
-    report = run_path / "report.md"
-    sections = _sections(run_path, status, job_json, command)
-    write_text_atomically(report, "\n\n".join(sections) + "\n")
-    return report
+    run = RunData(run_path)
+    # What the caller knows is newer than what is on disk.
+    vars(run)["status"] = status
+    vars(run)["record"] = {**run.record, "job": dict(job_json), "command": list(command)}
+    facts = known_facts(run)
+    diagnosis = diagnosis_of(run, facts)
+    summary = summary_of(status, job_json, command, facts, diagnosis)
+    summary["missing"] = run.missing
+    text = json.dumps(summary, indent=2, allow_nan=False)
+    write_text_atomically(run_path / "summary.json", text + "\n")
+    target = run_path / "report.html"
+    write_text_atomically(target, run_page(run, facts, diagnosis))
+    return target
 
 
-def summary_of(status: RunStatus, job_json: Mapping[str, Any], command: Sequence[str] = ()) -> dict[str, Any]:
+def write_html(run: RunData, target: Path, *, state: str | None = None) -> tuple[Facts, Diagnosis]:
+    """Write a run's page, atomically. Raises OSError if the target cannot be written.
+
+    Args:
+        state: the run's state, from somebody who knows whether its process lives.
+    """
+    facts = known_facts(run)
+    diagnosis = diagnosis_of(run, facts)
+    write_text_atomically(target, run_page(run, facts, diagnosis, state=state))
+    return facts, diagnosis
+
+
+def known_facts(run: RunData) -> Facts:
+    """`facts_of`, or no facts if the tables are damaged beyond that: `run.missing` then says so."""
+    try:
+        return facts_of(run)
+    except Exception as error:  # a report of the rest is worth more than this error
+        run.missing.append(f"nothing could be worked out from spans and pushes ({_said(error)})")
+        return Facts()
+
+
+def diagnosis_of(run: RunData, facts: Facts) -> Diagnosis:
+    """What limited the run, in the mode that it ended in."""
+    mode = run.status.mode or str(run.job.get("mode") or "bsp")
+    try:
+        return diagnose(facts, mode, _cores(run))
+    except Exception as error:
+        run.missing.append(f"what limited the run could not be worked out ({_said(error)})")
+        return diagnose(Facts(), mode)
+
+
+def summary_of(
+    status: RunStatus,
+    job_json: Mapping[str, Any],
+    command: Sequence[str] = (),
+    facts: Facts | None = None,
+    diagnosis: Diagnosis | None = None,
+) -> dict[str, Any]:
     """The report's numbers as plain data; a metric that is NaN or infinite is null, as in JSON."""
-    return {
+    facts = facts or Facts()
+    timed = any(worker.total_s for worker in facts.workers)
+    summary = {
         "state": status.state,
         "error": status.error,
         "command": list(command),
@@ -51,26 +104,28 @@ def summary_of(status: RunStatus, job_json: Mapping[str, Any], command: Sequence
         "samples_per_s": status.samples_per_s,
         "samples_per_epoch": status.samples_per_epoch,
         "parameters": status.parameters,
-        "metrics": _finite(status.metrics),
-        "idleness": status.idleness,
+        "metrics": status.metrics,
+        "idleness": facts.idleness if timed else status.idleness,
+        "computation": facts.computation if timed else None,
+        "communication": facts.communication if timed else None,
+        "shares": _shares(diagnosis) if timed and diagnosis is not None else None,
+        "diagnosis": asdict(diagnosis) if diagnosis is not None else None,
         "update_s": status.update_s,
-        "workers": [
-            {
-                "rank": worker.rank,
-                "state": worker.state,
-                "steps": worker.clock,
-                "step_s": worker.step_s,
-                "wait_s": worker.wait_s,
-                "idleness": worker.idleness,
-                "restarts": worker.restarts,
-                "metrics": _finite(worker.metrics),
-            }
-            for _, worker in sorted(status.workers.items())
-        ],
+        "updates": facts.updates or status.version,
+        "reads": facts.reads,
+        "writes": facts.writes,
+        "push": asdict(facts.push),
+        "pull": asdict(facts.pull),
+        "update": asdict(facts.update),
+        "bytes_out": sum(link.bytes_out for link in facts.links),
+        "bytes_in": sum(link.bytes_in for link in facts.links),
+        "workers": _workers(status, facts),
+        "servers": [asdict(server) for server in facts.servers],
+        "links": [asdict(link) for link in facts.links],
         "staleness": {
             "mean": status.staleness_mean,
             "max": status.staleness_max,
-            "pushes": {str(each): n for each, n in sorted(status.staleness.items())},
+            "pushes": {str(each): n for each, n in sorted((facts.staleness or status.staleness).items())},
         },
         "leases": status.leases,
         "refused": status.refused,
@@ -79,175 +134,64 @@ def summary_of(status: RunStatus, job_json: Mapping[str, Any], command: Sequence
         "restarts": status.restarts,
         "checkpoints": status.checkpoints,
     }
+    found: dict[str, Any] = _finite(summary)
+    return found
 
 
-def _sections(run_path: Path, status: RunStatus, job: Mapping[str, Any], command: Sequence[str]) -> list[str]:
-    run = status.run_id or run_path.name
-    mode, workers = str(job.get("mode", "?")), int(job.get("workers", len(status.workers)))
-    sections = [f"# Run {run}", _outcome(status)]
-    if status.error:
-        sections += ["## Error", _fenced(status.error)]
-    sections += ["## Setting", _setting(status, job, mode, workers)]
-    if command:
-        sections.append(_fenced(shlex.join(command)))
-    sections += ["## Speed", _speed(status)]
-    if status.workers:
-        sections += ["## Workers", _workers(status)]
-    if status.staleness:
-        sections += ["## Staleness", _staleness(status)]
-    if status.leases:
-        sections += ["## Samples", _samples(status)]
-    sections += ["## Incidents", _incidents(status)]
-    sections += ["## Files", _files(run, status, job)]
-    return sections
+def _workers(status: RunStatus, facts: Facts) -> list[dict[str, Any]]:
+    known = {worker.rank: worker for worker in facts.workers}
+    found = []
+    for rank, worker in sorted(status.workers.items()):
+        row: dict[str, Any] = {
+            "rank": rank,
+            "state": worker.state,
+            "steps": worker.clock,
+            "step_s": worker.step_s,
+            "wait_s": worker.wait_s,
+            "idleness": worker.idleness,
+            "restarts": worker.restarts,
+            "metrics": worker.metrics,
+        }
+        fact = known.get(rank)
+        if fact is not None and fact.total_s:
+            row |= {
+                "idleness": fact.idleness,
+                "seconds": fact.seconds,
+                "step": asdict(fact.step),
+                "busy_s": fact.busy,
+                "blocked_on": {str(other): seconds for other, seconds in sorted(fact.blocked_on.items())},
+                "bytes_out": fact.bytes_out,
+                "bytes_in": fact.bytes_in,
+            }
+        if fact is not None:
+            row["staleness"] = {str(each): n for each, n in sorted(fact.staleness.items())}
+        found.append(row)
+    return found
 
 
-def _outcome(status: RunStatus) -> str:
-    text = f"**{status.state.capitalize()}** after {words.duration(status.elapsed_s)}"
-    if not status.version:
-        return text + ", before the first update."
-    text += f": {words.progress(status)}, {words.plural(status.version, 'update')}."
-    if status.metrics:
-        metrics = [f"{name} **{words.metric(each)}**" for name, each in status.metrics.items()]
-        text += f" Last reported, mean over the workers: {', '.join(metrics)}."
-    return text
+def _shares(diagnosis: Diagnosis) -> dict[str, float]:
+    names = ("computing", "data", "straggler", "server", "network")
+    return {name: getattr(diagnosis, name) for name in names}
 
 
-def _mode(status: RunStatus, asked: str) -> str:
-    rule = f" ({status.rule})" if status.rule else ""
-    return f"{asked}, at the end {status.mode}{rule}" if status.mode not in ("", asked) else f"{asked}{rule}"
+def _cores(run: RunData) -> int | None:
+    """Of the host that the run was on, if it was one: this one."""
+    plan = run.record.get("plan")
+    with contextlib.suppress(AttributeError, TypeError):
+        if plan and any(role.get("host") != "localhost" for role in plan.get("roles", ())):
+            return None
+    return os.cpu_count()
 
 
-def _setting(status: RunStatus, job: Mapping[str, Any], mode: str, workers: int) -> str:
-    return _table(
-        ("setting", "value"),
-        [
-            ("mode", _mode(status, mode)),
-            ("workers", workers),
-            ("servers", job.get("servers", "?")),
-            ("parameters", words.count(status.parameters)),
-            ("link", job.get("link", "?")),
-            ("seed", job.get("seed", "?")),
-            ("deadline", words.duration(float(job.get("deadline_s", 0)))),
-        ],
-    )
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
-def _speed(status: RunStatus) -> str:
-    rows = [
-        ("samples per second", words.count(status.samples_per_s)),
-        ("samples", words.count(status.samples)),
-        ("updates", words.count(status.version)),
-        ("workers' time spent waiting", words.percent(status.idleness)),
-    ]
-    if status.startup_s:
-        rows.append(("starting up", words.duration(status.startup_s)))
-    if status.samples_before:
-        rows.insert(2, ("of these before the resume", words.count(status.samples_before)))
-    if status.version:
-        per_update = 1000 * status.update_s / status.version
-        rows.append(("lead server's time per update", f"{per_update:.3g} ms"))
-    return _table(("", ""), rows)
-
-
-def _workers(status: RunStatus) -> str:
-    names = list(status.metrics)
-    return _table(
-        ("worker", "state", "steps", "computing", "waiting", "waiting %", "restarts", *names),
-        [
-            (
-                worker.name,
-                worker.state,
-                words.count(worker.clock),
-                words.duration(worker.step_s),
-                words.duration(worker.wait_s),
-                words.percent(worker.idleness),
-                worker.restarts,
-                *(words.metric(worker.metrics[n]) if n in worker.metrics else "–" for n in names),
-            )
-            for _, worker in sorted(status.workers.items())
-        ],
-    )
-
-
-def _staleness(status: RunStatus) -> str:
-    pushes = sum(status.staleness.values())
-    table = _table(
-        ("staleness", "pushes", "share"),
-        [
-            (each, words.count(number), words.percent(number / max(1, pushes)))
-            for each, number in sorted(status.staleness.items())
-        ],
-    )
-    return (
-        "Updates by others between a worker's read and the applying of what it computed from it: "
-        f"mean {status.staleness_mean:.2g}, at most {status.staleness_max}.\n\n{table}"
-    )
-
-
-def _samples(status: RunStatus) -> str:
-    table = _table(
-        ("epoch", "samples", "applied", "refused", "unused"),
-        [
-            (
-                account.get("epoch", 0) + 1,
-                *(words.count(account.get(what, 0)) for what in ("samples", "applied", "refused", "unused")),
-            )
-            for account in status.leases
-            # The epoch that begins as the last one ends: nothing happened in it.
-            if len(status.leases) == 1 or any(account.get(what) for what in ("applied", "refused", "unused"))
-        ],
-    )
-    return (
-        "Every sample of an epoch is applied once, refused with a NaN or Inf gradient, or left "
-        f"unused (a short last batch, or a loop that ended early).\n\n{table}"
-    )
-
-
-def _incidents(status: RunStatus) -> str:
-    rows = [
-        ("workers replaced", words.count(status.restarts)),
-        ("pushes refused (NaN or Inf)", words.count(status.refused)),
-        ("pushes dropped (late or repeated)", words.count(status.dropped)),
-        ("pushes lost with a role that died", words.count(status.lost)),
-    ]
-    text = _table(("what", "how often"), rows)
-    if status.messages:
-        text += "\n\n" + "\n".join(f"- {_cell(message)}" for message in status.messages)
-    return text
-
-
-def _files(run: str, status: RunStatus, job: Mapping[str, Any]) -> str:
-    kept = ", ".join(f"`{name}`" for name in status.checkpoints) or "none"
-    lines = [
-        f"- checkpoints: {kept}, in `checkpoints/`",
-        "- logs, one per role: `logs/`",
-        "- every applied push: `pushes.csv`; what happened: `events.jsonl`",
-        "- the numbers above: `summary.json`",
-    ]
-    if status.checkpoints:
-        lines.append(f"- the model for plain PyTorch: `paceline export {run} model.safetensors`")
-        # What `paceline.fit` started has no script to start again.
-        if status.state != "succeeded" and job.get("script"):
-            lines.append(f"- to go on from the last checkpoint: `paceline resume {run}`")
-    return "\n".join(lines)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
-
-
-def _fenced(text: str) -> str:
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}\n{text.rstrip()}\n{fence}"
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:160]

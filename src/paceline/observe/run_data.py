@@ -120,7 +120,7 @@ class RunData:
             if header[: len(PUSH_COLUMNS)] != list(PUSH_COLUMNS):
                 raise ValueError(f"columns {header}")
             rows = np.array([line.split(b",") for line in lines], dtype="S20")
-            rows = rows.reshape(len(lines), -1).astype(np.int64)
+            rows = rows.reshape(len(lines), -1 if lines else len(PUSH_COLUMNS)).astype(np.int64)
             found = list(rows.T)
         except FileNotFoundError:
             if self.record:

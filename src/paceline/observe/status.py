@@ -50,8 +50,13 @@ class WorkerStatus:
     @property
     def idleness(self) -> float:
         """The part of its time in which it waited for parameters, 0 to 1."""
-        total = self.step_s + self.wait_s
-        return self.wait_s / total if total > 0 else 0.0
+        waited = self.phases.get("wait", 0.0) + self.phases.get("pull", 0.0) if self.phases else self.wait_s
+        return waited / self.accounted_s if self.accounted_s > 0 else 0.0
+
+    @property
+    def accounted_s(self) -> float:
+        """The seconds that it told of."""
+        return sum(self.phases.values()) if self.phases else self.step_s + self.wait_s
 
 
 @dataclass(kw_only=True)
@@ -108,6 +113,8 @@ class RunStatus:
     """Pushes not applied: late in backup mode, second of two in sandblaster, or a repetition."""
     lost: int = 0
     """Pushes lost with the worker or server that held them."""
+    lost_updates: int = 0
+    """Updates that were lost when a server died and the run went back to a checkpoint."""
     restarts: int = 0
     """Workers replaced."""
     checkpoints: list[str] = field(default_factory=list)
@@ -158,8 +165,8 @@ class RunStatus:
     @property
     def idleness(self) -> float:
         """The part of all workers' time in which they waited for parameters, 0 to 1."""
-        waited = sum(worker.wait_s for worker in self.workers.values())
-        total = waited + sum(worker.step_s for worker in self.workers.values())
+        total = sum(worker.accounted_s for worker in self.workers.values())
+        waited = sum(worker.idleness * worker.accounted_s for worker in self.workers.values())
         return waited / total if total > 0 else 0.0
 
     @property

@@ -95,5 +95,6 @@ def trouble(status: RunStatus) -> list[str]:
         f"{count(status.refused)} refused": status.refused,
         f"{count(status.dropped)} dropped": status.dropped,
         f"{count(status.lost)} lost": status.lost,
+        f"{plural(status.lost_updates, 'update')} lost": status.lost_updates,
     }
     return [text for text, number in found.items() if number]

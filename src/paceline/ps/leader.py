@@ -27,6 +27,7 @@ from paceline.ps.lead import EarlyExit, Lead, Push, Steps
 from paceline.ps.peers import MAX_STATE_BYTES, ShmPeer, WorkerPeer
 from paceline.ps.saving import Saver, read_blob, state_book, worker_state
 from paceline.ps.server import TICK_S, Server, ServerConfig, rank_of
+from paceline.storage.atomic import write_text_atomically
 from paceline.storage.checkpoint import Checkpoint, FileInfo, load
 
 __all__ = ["LeadServer", "serve"]
@@ -80,7 +81,8 @@ class LeadServer(Server):
         self._states: dict[str, dict[str, Tensor]] = {}
         self._last_stats = 0.0
         self._said: set[str] = set()
-        self._pushes = _open_pushes(Path(config.run_dir) / "pushes.csv")
+        applied = 0 if resumed is None else int(resumed.meta["lead"]["pushes"])
+        self._pushes = _open_pushes(Path(config.run_dir) / "pushes.csv", applied)
         self._worker_handlers |= {
             Kind.OFFER: self._on_offer,
             Kind.TAKE: self._on_take,
@@ -124,6 +126,8 @@ class LeadServer(Server):
         """As any server; without a follower the run cannot go on."""
         if connection in self._followers.values():
             if self._running:
+                with contextlib.suppress(LinkError):  # the last that is known of what is lost
+                    self._controller.send(Kind.STATS, self._stats())
                 self._fail(LinkError(f"server:0 lost {connection.peer}: {reason}"))
             return
         self._adoption.gone(connection)
@@ -391,6 +395,8 @@ class LeadServer(Server):
             self._act(self._lead.leave(peer.worker, peer.incarnation, finished=finished))
         if self._saver is not None:
             self._saver.worker_saved(peer.worker)
+        elif self._save_at_next and not self._lead.machine.active:
+            self._save_now()  # no round will end any more
 
     # --- the order --------------------------------------------------------------------------------
 
@@ -532,6 +538,7 @@ class LeadServer(Server):
             log.warning("checkpoint %s skipped: the one before is not finished", self._lead.version)
             return []
         self._save_at_next = self._unsaved = False
+        self._write_pushes()  # who goes back to this checkpoint finds the record of all that is in it
         workers = {w for w in self._peers if self._lead.root_of(w) in self._lead.machine.members}
         if self.mode.serverless:  # they send their parts by themselves
             workers = {w for w in workers if self._cuts.get(w) != self._lead.version}
@@ -709,10 +716,17 @@ def serve(config: ServerConfig, secret: bytes, controller: Connection) -> None:
     kind(config, secret, controller).run()
 
 
-def _open_pushes(path: Path) -> IO[bytes]:
-    """The record of every applied push. Unbuffered: what a full disk refuses is not kept in memory."""
-    fresh = not path.exists()
-    file = path.open("ab", buffering=0)
-    if fresh:
-        file.write(b"version,worker,incarnation,sequence,read_version,staleness,samples\n")
-    return file
+_PUSHES = "version,worker,incarnation,sequence,read_version,staleness,samples\n"
+
+
+def _open_pushes(path: Path, applied: int) -> IO[bytes]:
+    """The record of every applied push. Unbuffered: what a full disk refuses is not kept in memory.
+
+    Args:
+        applied: how many the run goes on from: what came after them is undone, and no part of the record.
+    """
+    kept: list[str] = []
+    with contextlib.suppress(OSError):
+        kept = path.read_text().splitlines(keepends=True)[1 : 1 + applied]
+    write_text_atomically(path, "".join([_PUSHES, *kept]))
+    return path.open("ab", buffering=0)

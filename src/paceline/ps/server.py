@@ -58,6 +58,7 @@ class ServerConfig:
     """What a server must know before anybody connects."""
 
     rank: int
+    incarnation: int = 0
     servers: int
     workers: int
     mode: str
@@ -111,7 +112,9 @@ class Server:
         """Pushes of the order that died with their worker before they arrived here."""
         self.updates = 0
         self.update_s = 0.0
-        self.spans = recorder_of(config.spans_in, f"server-{config.rank}.0", clock_ns=config.clock_ns)
+        self.spans = recorder_of(
+            config.spans_in, f"server-{config.rank}.{config.incarnation}", clock_ns=config.clock_ns
+        )
         self._told_at = 0.0
         self._secret = secret
         self._controller = controller

@@ -139,7 +139,7 @@ def run_worker(
     except SystemExit as error:
         return _exited(error, session, config, controller)
     except BaseException as error:
-        _report(controller, error)
+        _report(controller, error, session.version() if session.prepared else 0)
         return 1
     finally:
         spans.close()
@@ -164,7 +164,7 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
             session.finish()
             controller.send(Kind.BYE)
         except PacelineError as failure:
-            _report(controller, failure)
+            _report(controller, failure, session.version())
             return 1
         return 0
     if code == 0:
@@ -176,7 +176,12 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
     return code or 1
 
 
-def _report(controller: Connection, error: BaseException) -> None:
+def _report(controller: Connection, error: BaseException, version: int = 0) -> None:
+    """Tell the controller what ended this worker.
+
+    Args:
+        version: of the parameters that it read last: if a server died, some of what was applied is lost.
+    """
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError, ValueError):  # a full disk, a script that closed it
         sys.stdout.flush()
@@ -188,6 +193,7 @@ def _report(controller: Connection, error: BaseException) -> None:
         # Our own errors say what to do; a traceback of our insides would bury it.
         "traceback": "" if ours else _users_part(error)[-16000:],
         "secondary": isinstance(error, LinkError),
+        "version": version,
     }
     with contextlib.suppress(LinkError):
         controller.send(Kind.ERROR, body)

@@ -1,0 +1,76 @@
+"""paceline compare: several runs side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.exceptions import UsageError
+
+__all__ = ["compare"]
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN RUN …",
+            help="Two runs or more: ids, beginnings of ids, directories, or [b]last[/b].",
+            show_default=False,
+        ),
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write a page with plots.", show_default=False),
+    ] = None,
+) -> None:
+    """Compare runs: speed, results, and where their time went. The best of a row is marked.
+
+    [dim]paceline compare 20261115-081502 last --html compared.html[/dim]
+    """
+    if len(runs) < 2:
+        raise UsageError(
+            f"compare needs two runs or more, and there is one ({runs[0]}). `paceline report {runs[0]}` "
+            "shows one run; `paceline runs` lists all"
+        )
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.control.rundir import find_run
+    from paceline.observe import comparison
+    from paceline.observe.run_data import RunData
+
+    found = [find_run(run) for run in runs]
+    if twice := {run.id for run in found if sum(run.path == other.path for other in found) > 1}:
+        raise UsageError(f"{', '.join(sorted(twice))} is there twice: name different runs")
+    compared = [comparison.ComparedRun.of(RunData(run.path), run.state()) for run in found]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("", style="dim", no_wrap=True)
+    for name in comparison.short_names(compared):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in comparison.compare(compared):
+        cells = [
+            Text(f"{cell} *", style="bold green") if i in row.best else Text(cell)
+            for i, cell in enumerate(row.cells)
+        ]
+        table.add_row(row.name, *cells)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 60 + 30 * len(compared)
+    console.print(table)
+    console.print("[dim]* the best of its row[/dim]")
+    for name, each in zip(comparison.short_names(compared), compared, strict=True):
+        console.print(Text(f"{name}: {each.diagnosis.text}"))
+        for text in each.run.missing:
+            console.print(Text(f"{name}: missing: {text}", style="yellow"))
+    if html is not None:
+        try:
+            comparison.write_comparison(compared, html)
+        except OSError as error:
+            raise UsageError(
+                f"--html {html} cannot be written: {error.strerror or error}. Name a file in a directory "
+                "that exists and that you may write to"
+            ) from error
+        typer.echo(f"page: {html.absolute()}")

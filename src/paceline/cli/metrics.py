@@ -1,0 +1,149 @@
+"""paceline metrics: what a run's script logged, here or in another tool."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.exceptions import UsageError
+
+if TYPE_CHECKING:
+    from paceline.control.rundir import RunDirectory
+    from paceline.observe.run_data import RunData
+
+__all__ = ["metrics"]
+
+LOOPBACK = "127.0.0.1"
+
+
+def metrics(
+    run: Annotated[str, options.RUN],
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files there."),
+    ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            "--prometheus",
+            metavar="FILE",
+            help="Write where the run stands now in Prometheus's text format; - is the terminal.",
+        ),
+    ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            "--serve",
+            metavar="[HOST:]PORT",
+            help="Serve /metrics for Prometheus until Ctrl-C; on this machine only, unless a host is named. "
+            "Port 0 is any free one.",
+        ),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            "--mlflow",
+            metavar="URI",
+            help="File the run with this MLflow server, or database: sqlite:///mlflow.db.",
+        ),
+    ] = None,
+) -> None:
+    """Show the metrics that a run's script logged, or hand them to another tool.
+
+    [dim]paceline metrics last --tensorboard runs/[/dim]
+    """
+    from paceline.control.rundir import find_run
+    from paceline.observe import exports
+    from paceline.observe.run_data import RunData
+
+    address = _address(serve) if serve is not None else None
+    found = find_run(run)
+    data = RunData(found.path)
+    if tensorboard is not None:
+        number = exports.to_tensorboard(data, tensorboard)
+        typer.echo(
+            f"{tensorboard / found.path.name}: {number:,} values. See them:  "
+            f"tensorboard --logdir {tensorboard}"
+        )
+    if mlflow is not None:
+        # MLflow tries a server that is not there for minutes, and says nothing.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        typer.echo(f"MLflow has run {found.id} as {exports.to_mlflow(data, mlflow)} at {mlflow}")
+    if prometheus is not None:
+        _write(prometheus, _page(found))
+    if address is not None:
+        _serve(found, *address)
+    elif tensorboard is None and mlflow is None and prometheus is None:
+        _show(data, found)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"--serve {text}: expected a port, or HOST:PORT, as in 9100 or 0.0.0.0:9100")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def _page(run: "RunDirectory") -> str:
+    from paceline.observe import RunStatus, exports
+
+    status = RunStatus.from_json(run.read_status())
+    status.state, status.run_id = run.state(), run.id
+    return exports.prometheus(status)
+
+
+def _write(to: str, text: str) -> None:
+    if to == "-":
+        typer.echo(text, nl=False)
+        return
+    from paceline.storage.atomic import write_text_atomically
+
+    try:
+        # Whole or not at all: a textfile collector may read it at any time.
+        write_text_atomically(Path(to), text)
+    except OSError as error:
+        raise UsageError(f"--prometheus {to}: {error.strerror or error}") from error
+
+
+def _serve(run: "RunDirectory", host: str, port: int) -> None:
+    from paceline.observe.exports import MetricsServer
+
+    with MetricsServer(lambda: _page(run), host, port) as server:
+        typer.echo(f"http://{host}:{server.server_port}/metrics serves run {run.id} until Ctrl-C")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo()
+
+
+def _show(data: "RunData", run: "RunDirectory") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.observe import words
+
+    frame = data.metrics
+    if frame.empty:
+        typer.echo(f"Run {run.id} has no metrics. A script logs them:  paceline.log(loss=0.3)")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("metric", overflow="fold")
+    for title in ("worker", "values", "step", "first", "lowest", "highest", "last"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for (name, worker), part in frame.groupby(["name", "worker"], sort=True):
+        values = part["value"]
+        numbers = (values.iloc[0], values.min(), values.max(), values.iloc[-1])
+        table.add_row(
+            Text(str(name)),
+            str(worker),
+            words.count(len(part)),
+            words.count(part["step"].iloc[-1]),
+            *(words.metric(float(number)) for number in numbers),
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)

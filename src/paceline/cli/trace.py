@@ -1,0 +1,44 @@
+"""paceline trace: a run's spans for Perfetto and chrome://tracing."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+
+__all__ = ["trace"]
+
+
+def trace(
+    run: Annotated[str, options.RUN],
+    out: Annotated[
+        Path,
+        typer.Argument(help="The file to write: .json, or .json.gz to be compressed.", show_default=False),
+    ],
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            "--steps",
+            metavar="A:B",
+            help="Only these steps of the workers, and what the servers did meanwhile.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write what every role did when, as a trace that Perfetto and chrome://tracing open.
+
+    [dim]paceline trace last trace.json.gz --steps 100:120[/dim]
+    """
+    from paceline.control.rundir import find_run
+    from paceline.observe import words
+    from paceline.observe.run_data import RunData
+    from paceline.observe.trace import Steps, write_trace
+
+    wanted = Steps.parse(steps) if steps is not None else None
+    data = RunData(find_run(run).path)
+    number = write_trace(data, out, wanted)
+    for lack in data.missing:
+        options.note(lack)
+    size = words.size(out.stat().st_size)
+    typer.echo(f"{out}: {words.plural(number, 'span')}, {size}. Open it at https://ui.perfetto.dev")

@@ -1,0 +1,286 @@
+"""Several runs side by side: a table, and their curves in the same plots."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from paceline.observe import curves, markup, plots, words
+from paceline.observe.diagnosis import Diagnosis
+from paceline.observe.facts import Facts, Series
+from paceline.observe.page import mean_staleness
+from paceline.observe.report import diagnosis_of, known_facts
+from paceline.observe.run_data import RunData
+from paceline.observe.tables import ROLES
+from paceline.storage.atomic import write_text_atomically
+
+__all__ = ["ComparedRun", "Row", "compare", "comparison_page", "write_comparison"]
+
+_UP = frozenset({"accuracy", "acc", "top1", "top5", "f1", "auc", "precision", "recall", "reward"})
+_DOWN = frozenset({"loss", "error", "perplexity", "mse", "mae", "rmse"})
+MOST_BARS = 16
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run, and all that is compared of it."""
+
+    name: str
+    run: RunData
+    facts: Facts
+    diagnosis: Diagnosis
+    state: str
+
+    @classmethod
+    def of(cls, run: RunData, state: str | None = None) -> "ComparedRun":
+        """Work its facts out."""
+        facts = known_facts(run)
+        name = run.status.run_id or str(run.record.get("id") or run.path.name)
+        return cls(name, run, facts, diagnosis_of(run, facts), state or run.status.state)
+
+    @property
+    def timed(self) -> bool:
+        """Whether there are spans."""
+        return any(worker.total_s for worker in self.facts.workers)
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """Pushes by staleness, from whoever counted them."""
+        return self.facts.staleness or Counter(self.run.status.staleness)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison: a cell a run."""
+
+    name: str
+    cells: tuple[str, ...]
+    best: frozenset[int] = frozenset()
+    """Positions of the best, where that means something and they are not all the same."""
+
+
+def short_names(runs: Sequence[ComparedRun]) -> list[str]:
+    """Names that fit a legend: mode and sizes if they differ, else the ids without what they share."""
+    said = [f"{_mode(each)} {_sizes(each)}" for each in runs]
+    if len(set(said)) == len(said):
+        return said
+    names = [each.name for each in runs]
+    if len(set(names)) != len(names):
+        return [f"{i + 1}: {name}" for i, name in enumerate(names)]
+    parts = [name.split("-") for name in names]
+    shared = 0
+    while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
+        shared += 1
+    return ["-".join(each[shared:]) for each in parts]
+
+
+def compare(runs: Sequence[ComparedRun]) -> list[Row]:
+    """The table. Shares of time are there for runs with spans."""
+    # A run is not better for being shorter, unless it did the same.
+    done = {(each.state, each.run.status.samples) for each in runs}
+    shorter = "low" if len(done) == 1 else ""
+    rows = [
+        Row("state", tuple(each.state for each in runs)),
+        Row("mode", tuple(_mode(each) for each in runs)),
+        Row("workers", tuple(str(each.run.job.get("workers", "–")) for each in runs)),
+        Row("servers", tuple(str(each.run.job.get("servers", "–")) for each in runs)),
+        _row("samples a push", runs, _batch, words.count),
+        _row("duration", runs, lambda each: each.run.status.elapsed_s or None, words.duration, shorter),
+        _row(
+            "samples a second", runs, lambda each: each.run.status.samples_per_s or None, words.count, "high"
+        ),
+    ]
+    names = dict.fromkeys(name for each in runs for name in each.run.status.metrics)
+    for name in names:
+        rows.append(_row(name, runs, _metric(name), words.metric, _better(name)))
+    rows += [
+        _row("idleness", runs, _share(lambda facts: facts.idleness), words.percent, "low"),
+        _row("computation", runs, _share(lambda facts: facts.computation), words.percent, "high"),
+        _row("communication", runs, _share(lambda facts: facts.communication), words.percent, "low"),
+        _row("waiting for data", runs, _share(lambda facts: facts.share("load")), words.percent, "low"),
+        _row("mean staleness", runs, _mean_staleness, _two_digits, "low"),
+        _row("highest staleness", runs, _max_staleness, words.count, "low"),
+        _row("updates", runs, lambda each: each.facts.updates or each.run.status.version, words.count),
+        _row("update, ms", runs, lambda each: 1e3 * each.facts.update.mean or None, _two_digits, "low"),
+        _row("push, ms", runs, lambda each: 1e3 * each.facts.push.mean or None, _two_digits, "low"),
+        _row("pull, ms", runs, lambda each: 1e3 * each.facts.pull.mean or None, _two_digits, "low"),
+        _row("bytes on links", runs, _bytes, words.size, "low"),
+        _row("CPU, cores", runs, lambda each: _used(each, "cpu"), _two_digits),
+        _row("memory of all roles", runs, lambda each: _used(each, "memory"), words.size, "low"),
+        Row("limited by", tuple(each.diagnosis.limit for each in runs)),
+    ]
+    return [row for row in rows if any(cell != "–" for cell in row.cells)]
+
+
+def comparison_page(runs: Sequence[ComparedRun]) -> str:
+    """The table and the plots as one self-contained page."""
+    rows, names = compare(runs), short_names(runs)
+    best = [(i, j + 1) for i, row in enumerate(rows) for j in row.best]
+    links = "".join(
+        f"<li><b>{escape(short)}</b> · {escape(each.name)}: {escape(each.diagnosis.text, quote=False)}</li>"
+        for short, each in zip(names, runs, strict=True)
+    )
+    missing = [
+        f"{short}: {text}" for short, each in zip(names, runs, strict=True) for text in each.run.missing
+    ]
+    sections = [
+        markup.section(
+            "Side by side",
+            "One column a run (workers×servers where that tells them apart); the best of a row stands out "
+            "where it is clear what is better.",
+            markup.table(("", *names), [(row.name, *row.cells) for row in rows], best=best),
+        ),
+        markup.section(
+            "What they learned",
+            "Each metric's mean over a run's workers: against seconds, which shows the faster run, and "
+            "against steps of a worker, which shows what a step was worth.",
+            markup.plot_grid(*_metric_plots(runs, names)),
+        ),
+        markup.section(
+            "Throughput and staleness",
+            "Samples a second over time, and the share of the pushes that were applied at each staleness.",
+            markup.plot_grid(_throughput_plot(runs, names), _staleness_plot(runs, names)),
+        ),
+    ]
+    header = f"<h1>{len(runs)} runs compared</h1>\n<ul>{links}</ul>"
+    if missing:
+        header += markup.box("Not everything could be read; what follows is without it:", missing)
+    return markup.document(f"{len(runs)} runs compared", header, "\n".join(filter(None, sections)))
+
+
+def write_comparison(runs: Sequence[ComparedRun], target: Path) -> None:
+    """Write the page, atomically. Raises OSError if the target cannot be written."""
+    write_text_atomically(target, comparison_page(runs))
+
+
+# --- plots ------------------------------------------------------------------------------------------
+
+
+def _metric_plots(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[str]:
+    found = []
+    by_time = [curves.metric_curves(each.run, each.facts) for each in runs]
+    by_step = [curves.metric_curves(each.run, each.facts, over="step") for each in runs]
+    for metric in dict.fromkeys(name for each in by_time for name in each):
+        for what, data, label in (("over time", by_time, "seconds"), ("over steps", by_step, "steps")):
+            lines = [
+                _mean_curve(short, each[metric])
+                for short, each in zip(names, data, strict=True)
+                if metric in each
+            ]
+            found.append(plots.line_chart(f"{metric} {what}", lines, x_label=label))
+    return found[:24]
+
+
+def _mean_curve(name: str, series: Sequence[Series]) -> Series:
+    """Of all workers' points together: their mean in each part of the time."""
+    at = np.concatenate([np.asarray(each.at, float) for each in series])
+    values = np.concatenate([np.asarray(each.values, float) for each in series])
+    order = np.argsort(at, kind="stable")
+    points = max(8, min(120, 2 * max(len(each.at) for each in series) // 3))
+    return plots.thinned(Series(name, at[order].tolist(), values[order].tolist()), points)
+
+
+def _throughput_plot(runs: Sequence[ComparedRun], names: Sequence[str]) -> str:
+    lines = []
+    for short, each in zip(names, runs, strict=True):
+        curve = curves.throughput(each.run, each.facts)
+        if curve is not None:
+            lines.append(Series(short, curve.at, curve.values))
+    return plots.line_chart("samples a second", lines, from_zero=True)
+
+
+def _staleness_plot(runs: Sequence[ComparedRun], names: Sequence[str]) -> str:
+    highest = max((max(each.staleness, default=0) for each in runs), default=0)
+    width = -(-(highest + 1) // MOST_BARS)
+    groups = {}
+    for short, each in zip(names, runs, strict=True):
+        pushes = sum(each.staleness.values())
+        if pushes:
+            shares = [0.0] * (highest // width + 1)
+            for value, number in each.staleness.items():
+                shares[max(0, value) // width] += number / pushes
+            groups[short] = shares
+    labels = [
+        str(i) if width == 1 else f"{i * width}–{(i + 1) * width - 1}" for i in range(highest // width + 1)
+    ]
+    return plots.bar_chart(
+        "share of pushes at each staleness", labels, groups, x_label="staleness", y_text=words.percent
+    )
+
+
+# --- rows -------------------------------------------------------------------------------------------
+
+Value = Callable[[ComparedRun], float | None]
+
+
+def _row(
+    name: str, runs: Sequence[ComparedRun], value: Value, text: Callable[[float], str], better: str = ""
+) -> Row:
+    values = [value(each) for each in runs]
+    cells = tuple("–" if v is None else "nan" if math.isnan(v) else text(v) for v in values)
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    best: frozenset[int] = frozenset()
+    if better and len({text(v) for v in known}) > 1:
+        top = (min if better == "low" else max)(known)
+        # What reads the same is as good.
+        best = frozenset(i for i, cell in enumerate(cells) if values[i] is not None and cell == text(top))
+    return Row(name, cells, best)
+
+
+def _better(metric: str) -> str:
+    parts = set(metric.lower().replace("/", "_").replace("-", "_").split("_"))
+    return "high" if parts & _UP else "low" if parts & _DOWN else ""
+
+
+def _metric(name: str) -> Value:
+    return lambda each: each.run.status.metrics.get(name)
+
+
+def _share(of: Callable[[Facts], float]) -> Value:
+    return lambda each: of(each.facts) if each.timed else None
+
+
+def _mode(each: ComparedRun) -> str:
+    return each.run.status.mode or str(each.run.job.get("mode") or "–")
+
+
+def _sizes(each: ComparedRun) -> str:
+    return f"{each.run.job.get('workers', '–')}×{each.run.job.get('servers', '–')}"
+
+
+def _batch(each: ComparedRun) -> float | None:
+    return each.facts.samples / each.facts.writes if each.facts.samples and each.facts.writes else None
+
+
+def _mean_staleness(each: ComparedRun) -> float | None:
+    return mean_staleness(each.staleness) if each.staleness else None
+
+
+def _max_staleness(each: ComparedRun) -> float | None:
+    return float(max(each.staleness)) if each.staleness else None
+
+
+def _bytes(each: ComparedRun) -> float | None:
+    if not each.timed:
+        return None
+    return float(sum(link.bytes_out + link.bytes_in for link in each.facts.links))
+
+
+def _used(each: ComparedRun, column: str) -> float | None:
+    """All roles together, the mean over time of each."""
+    table = each.run.columns("resources")
+    roles = table["role"] != ROLES.index("host")
+    if not roles.any():
+        return None
+    keys = table["role"][roles].astype(np.int64) << 32 | table["rank"][roles].astype(np.int64)
+    _, at = np.unique(keys, return_inverse=True)
+    values = np.nan_to_num(table[column][roles].astype(float))
+    return float((np.bincount(at, values) / np.bincount(at)).sum())
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
