@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from paceline.observe.run_data import RunData
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -58,6 +60,20 @@ def test_the_runs_parameters_can_be_looked_at_on_the_gpu(run, mode):
     one, two = (run("DEVICE = 'cuda'" + s, workers=1, mode=mode) for s in (SOURCE, looked))
     assert one.error is None and two.error is None
     assert one.results() == two.results()
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_a_workers_phases_are_seen_on_the_gpu_too(run, link):
+    ran = run("DEVICE = 'cuda'" + SOURCE, workers=2, servers=1, mode="asp", link=link)
+    assert ran.error is None
+    data = RunData(ran.run.path)
+    mine = data.spans[(data.spans.role == "worker") & (data.spans.lane == 0)]
+    assert {"load", "forward", "backward", "push", "wait", "pull"} <= set(mine.phase)
+    for _, one in mine.groupby("rank"):
+        starts, ends = one.start.to_numpy(), (one.start + one.ns).to_numpy()
+        # One after the other, without a gap, from prepare() on (which pulls parameters over TCP).
+        assert (starts[2:] == ends[1:-1]).all()
+    assert data.resources.gpu.notna().any()
 
 
 WIDE = "400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 2)"

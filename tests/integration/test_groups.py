@@ -24,6 +24,7 @@ from tests.integration.test_equivalence import (
     plain,
     with_state,
 )
+from tests.speed import first
 
 
 def go(run: Any, mode: str, *, workers: int, job: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -443,7 +444,7 @@ def test_a_checkpoint_of_allreduce_holds_what_one_of_bsp_does(run, tmp_path):
         assert any(key.startswith("inner:") for key in part) == (rank == 0)
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 @pytest.mark.parametrize(
     "mode, workers, groups", [("allreduce", 2, None), ("hybrid:bsp", 2, 1), ("hybrid:bsp", 3, 2)]
 )

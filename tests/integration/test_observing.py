@@ -70,12 +70,6 @@ def test_a_straggler_is_named(run):
     assert "asp instead of bsp" in found.advice
 
 
-def test_a_straggler_holds_nobody_up_in_asp(run):
-    """Its leases are few, the others go on: what limits the run is not it."""
-    found = limit_of(run(loop(step=0.03, epochs=1), workers=3, mode="asp", threads=1))
-    assert found.straggler < 0.5 * limit_of(run(loop(step=0.03), workers=3, mode="bsp", threads=1)).straggler
-
-
 def test_a_slow_link_is_named(run, monkeypatch):
     monkeypatch.setenv("PACELINE_LINK_CONDITIONS", "latency=10ms")
     found = limit_of(run(loop(), workers=2, mode="asp", link="tcp", threads=1))
