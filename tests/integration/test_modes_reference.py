@@ -26,8 +26,6 @@ from paceline.ps.shard import Gradients, Shard
 from tests.speed import first
 
 COMMON = """
-from sklearn.datasets import load_digits
-
 class Bowl(nn.Module):
     # A quadratic: every sample has a place and a curvature of its own in every direction.
     def __init__(self):
@@ -58,6 +56,8 @@ def make_bowl(samples):
 
 
 def make_digits(samples):
+    from sklearn.datasets import load_digits  # here: importing it takes a second
+
     digits = load_digits()
     images = torch.from_numpy(digits.images[:samples]).float().div_(16).unsqueeze(1)
     return TensorDataset(images, torch.from_numpy(digits.target[:samples]).long())
