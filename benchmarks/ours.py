@@ -7,11 +7,14 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks import peers
 from benchmarks.peers.torchrun import FirstStep, launch
+from paceline.observe.spans import BLOCKS
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -65,9 +68,30 @@ def train(
     """
     reports = _run(
         *(SCRIPTS / "train.py", model, batch, steps),
-        **{"link": "auto", "mode": mode, "workers": workers, "servers": servers, **settings},
+        link="auto",
+        mode=mode,
+        workers=workers,
+        servers=servers,
+        **settings,
     )
     return [seconds for report in reports for seconds in report["seconds"]]
+
+
+def blocks_of_spans(model: str, *, batch: int, steps: int, block: int) -> list[float]:
+    """Train with one worker and one server, which record spans in every second block of steps.
+
+    Returns:
+        Seconds of each of `steps` steps after the warm-up.
+    """
+    (report,) = _run(
+        *(SCRIPTS / "train.py", model, batch, steps),
+        environment={BLOCKS: str(block)},
+        mode="bsp",
+        workers=1,
+        servers=1,
+    )
+    seconds: list[float] = report["seconds"]
+    return seconds
 
 
 def emulated(
@@ -149,12 +173,18 @@ def _options(folder: Path, **settings: Any) -> list[str]:
     return options
 
 
-def _run(script: Path, *args: Any, conditions: str = "", **settings: Any) -> list[dict[str, Any]]:
+def _run(
+    script: Path,
+    *args: Any,
+    conditions: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **settings: Any,
+) -> list[dict[str, Any]]:
     """Run a script of ours and return what its workers report, in rank order."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         command = [*_paceline(), *_options(folder, **settings), str(script), name, *map(str, args)]
-        env = peers.child_env(name, {"PACELINE_RUNS": name})
+        env = peers.child_env(name, {"PACELINE_RUNS": name, **environment})
         if conditions:
             env["PACELINE_LINK_CONDITIONS"] = conditions
         done = subprocess.run(

@@ -7,6 +7,7 @@ kept for every step at first, and for every second, fourth, … step when there 
 Recording is two clock readings and a tuple a span. It is off (`NO_SPANS`) without --spans.
 """
 
+import os
 import time
 from pathlib import Path
 from time import perf_counter_ns
@@ -18,6 +19,8 @@ from paceline.observe.tables import SPANS, TOTALS, RawTable
 
 __all__ = ["NO_SPANS", "Lane", "Recorder", "recorder_of", "unix_clock_ns"]
 
+BLOCKS = "PACELINE_SPANS_BLOCKS"
+"""Set to n in the environment: record n steps, rest for n, and so on. Only benchmarks.tracing does that."""
 FLUSH_S = 0.5
 MOST_SPANS = 400_000
 """After so many of a role only every second step is kept in detail, after as many again every fourth, …"""
@@ -57,6 +60,9 @@ class Lane:
         """
         before = self._phase
         if phase == before and other == self._other and slice_ == self._slice:
+            return before
+        if self._recorder.resting:
+            self._phase = phase
             return before
         now = perf_counter_ns()
         if before != _IDLE:
@@ -131,6 +137,9 @@ class Recorder:
         self.step = 0
         self.detailed = True
         """Whether spans are kept now, and not only added up."""
+        self.resting = False
+        """Whether nothing is recorded now: for the benchmark of what recording costs."""
+        self._blocks = int(os.environ.get(BLOCKS, "0"))
         self._clock_ns = clock_ns
         self._most = most_spans
         self._kept = 0
@@ -151,6 +160,8 @@ class Recorder:
         """What follows belongs to this step."""
         self.step = step
         self.detailed = step % self._every == 0
+        if self._blocks:
+            self.resting = step // self._blocks % 2 == 1
 
     @property
     def due(self) -> bool:
