@@ -2,8 +2,8 @@
 
 One worker and one server in bsp, real computing, spans on. In one and the same run all roles record for so
 many steps and rest for as many, in turn: runs of one program differ from each other by ten times what spans
-cost. Compared are the medians of the steps' times. Both have the hooks that call the recorder (2 µs a step) and
-the writing of what was recorded, twice a second (0.4 µs a span).
+cost. Compared are the medians of the steps' times. Both have the hooks that call the recorder (2 µs a step)
+and the writing of what was recorded, twice a second (0.4 µs a span).
 """
 
 import functools
