@@ -464,7 +464,7 @@ def fate(step):
         os.kill(os.getpid(), signal.SIGSTOP)
 train(prepared(), at_step=fate)
 """
-    ran = run(TOOLS + source, workers=2, mode="bsp", link=link, deadline_s=1.5)
+    ran = run(TOOLS + source, workers=2, mode="bsp", link=link, deadline_s=1.5, max_restarts=0)
     assert _seconds_since(ran.run.path / "stopped") < 4
     assert "DeadlineError: worker:0 has waited" in ran.error
     assert "for worker:1; the deadline is 1.5 s (--deadline)" in ran.error
@@ -478,10 +478,97 @@ def fate(step):
         os.kill(os.getpid(), signal.SIGSTOP)
 train(prepared(), at_step=fate)
 """
-    ran = run(TOOLS + source, workers=2, mode="asp", deadline_s=1.5)
+    ran = run(TOOLS + source, workers=2, mode="asp", deadline_s=1.5, max_restarts=0)
     (stopped,) = ran.results()
     assert f"DeadlineError: worker:{1 - stopped} has waited" in ran.error
     assert f"for worker:{stopped};" in ran.error
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_worker_that_hangs_is_ended_and_replaced(run, mode):
+    """It can write no more then: it is gone before another one has its place."""
+    source = """
+def fate(step):
+    if step == 3 and once("stopped"):
+        (RUN_DIR / "pid").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+train(prepared(), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, servers=2, mode=mode, deadline_s=2.0)
+    assert_every_sample_once(ran)
+    assert not psutil.pid_exists(int((ran.run.path / "pid").read_text()))
+    said, replaced = ran.status.messages[:2]
+    assert "has waited 2 s at version" in said and "is ended and replaced" in said
+    assert "was killed by SIGKILL; replaced (restart 1 of at most 3)" in replaced
+
+
+def test_a_worker_that_hangs_again_and_again_is_named_in_the_end(run):
+    source = """
+def fate(step):
+    if RANK == 1 and step == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+train(prepared(), epochs=itertools.count(), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, mode="bsp", deadline_s=1.5, max_restarts=1)
+    assert ran.status.restarts == 1
+    assert "for worker:1; the deadline is 1.5 s (--deadline)" in ran.error
+
+
+def test_a_server_that_hangs_is_ended_and_the_run_goes_back(run):
+    stopped = []
+
+    def watch(status, lines, engine):
+        if status.version > 3 and not stopped and status.state == "running":
+            stopped.append(engine.pids()["server:1"])
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    job = {"workers": 2, "servers": 2, "mode": "bsp", "checkpoint_every": 2, "threads": 1, "args": ("3",)}
+    ran = run(SLOWLY, deadline_s=6.0, watch=watch, **job)
+    assert stopped and not psutil.pid_exists(stopped[0])
+    assert_every_sample_once(ran, epochs=3)
+    assert "server:1 has said nothing for 3 s (half of --deadline): it hangs" in ran.status.messages[0]
+    assert "went back to checkpoint" in ran.status.messages[1]
+
+
+@pytest.mark.parametrize("noticed_by", ["worker", "server"])
+def test_a_worker_that_only_pushes_nonsense_is_replaced(run, noticed_by):
+    """Its gradients are refused and counted; a new process does better."""
+    change = "p.grad = torch.full_like(p, nan)" if noticed_by == "worker" else "p.grad.fill_(nan)"
+    source = f"""
+nan = float("nan")
+def fate(step):
+    if RANK == 1 and current_session()._client.incarnation == 0:
+        for p in model.parameters():
+            {change}
+
+objects = prepared(samples=8000)
+model = objects[0]
+train(objects, epochs=1, at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, mode="bsp", threads=1)
+    assert ran.error is None and ran.status.state == "succeeded"
+    assert ran.status.restarts == 1
+    assert "worker:1 pushed NaN or Inf 5 times in a row while other workers did not" in ran.status.messages[0]
+    (account, *_) = ran.status.leases
+    assert account["applied"] + account["refused"] == 8000
+    assert account["refused"] >= (5 * 4 if noticed_by == "worker" else 0)
+    assert ran.status.refused >= 5
+    assert all(bool(t.isfinite().all()) for t in ran.model.values())
+
+
+def test_a_model_that_has_diverged_is_nobodys_fault(run):
+    """All gradients are NaN: replacing workers would not help, and is not done."""
+    source = """
+def fate(step):
+    for p in model.parameters():
+        p.grad.fill_(float("nan"))
+objects = prepared(samples=160)
+model = objects[0]
+train(objects, epochs=1, at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, mode="bsp", threads=1)
+    assert ran.error is None and ran.status.restarts == 0
+    assert ran.status.refused == 40
 
 
 @pytest.mark.parametrize("rank", [0, 1])

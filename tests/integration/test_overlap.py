@@ -461,7 +461,7 @@ def fate(step):
         os.kill(os.getpid(), signal.SIGSTOP)
 train(prepared(), at_step=fate)
 """
-    ran = run(TOOLS + source, workers=2, deadline_s=1.5, **settings)
+    ran = run(TOOLS + source, workers=2, deadline_s=1.5, max_restarts=0, **settings)
     assert (ran.run.path / "stopped").exists()
     assert "DeadlineError: worker:0 has waited" in ran.error
     assert "for worker:1; the deadline is 1.5 s (--deadline)" in ran.error

@@ -9,6 +9,7 @@ from paceline.control.machine import (
     Announce,
     End,
     GoBack,
+    Kill,
     Launch,
     Note,
     RunMachine,
@@ -197,6 +198,24 @@ def test_a_server_that_fails_by_itself_would_fail_again():
     machine = started()
     assert machine.exited("server", 0, 0, 1, None) == [End()]
     assert machine.error is not None and "exited with code 1" in machine.error[1]
+
+
+def test_a_role_that_hangs_is_ended_and_its_end_is_as_any_other():
+    machine = started()
+    note, kill = machine.hung("worker", 1, 0, "it hangs")
+    assert note == Note("it hangs. worker:1 is ended and replaced.") and kill == Kill("worker", 1)
+    assert killed(machine, 1)[1] == Launch("worker", 1, 1)
+    assert machine.hung("worker", 1, 0, "it hangs") == []  # the one before
+    assert machine.hung("worker", 0, None, "it hangs") == []  # while another is being replaced
+    machine.worker_back(1)
+    assert machine.hung("server", 0, 0, "it hangs")[1] == Kill("server", 0)
+    assert isinstance(machine.exited("server", 0, 0, None, signal.SIGKILL)[0], GoBack)
+
+
+def test_without_restarts_left_a_role_that_hangs_ends_the_run_with_the_reason():
+    machine = started(max_restarts=0)
+    assert machine.hung("worker", 1, 0, "DeadlineError: it hangs") == [End()]
+    assert machine.error == ("server:0", "DeadlineError: it hangs", "")
 
 
 def test_a_lost_link_without_a_cause_is_shown_itself_and_the_first_one_wins():

@@ -51,7 +51,13 @@ def resume_run(
         raise UsageError(f"run {run.id} was started by paceline.fit(); call fit(…, resume={run.id!r}).")
     plan = make_plan(job)
     found = latest_checkpoint(run, progress)
+    before = run.read_status()
     run.record_resume(job, plan=plan, command=command)
+    lost = max(0, int(before.get("version", 0)) - found.version)
+    if lost and progress is not None:
+        progress.print_line(
+            f"going on from {found.path.name}: {lost:,} updates after it are lost and are computed again"
+        )
     return execute(plan, run, resume=found.path, command=command, progress=progress)
 
 

@@ -16,6 +16,7 @@ from paceline.cli.report import report
 from paceline.cli.resume import resume
 from paceline.cli.run import run
 from paceline.cli.runs import runs
+from paceline.cli.scale import scale
 from paceline.cli.switch import switch
 from paceline.cli.top import top
 from paceline.cli.trace import trace
@@ -63,6 +64,7 @@ app.command(context_settings=SPELLING)(runs)
 app.command(context_settings=SPELLING)(logs)
 app.command(context_settings=SPELLING)(resume)
 app.command(context_settings=SPELLING)(switch)
+app.command(context_settings=SPELLING)(scale)
 app.command(context_settings=SPELLING)(export)
 app.command(context_settings=SPELLING)(top)
 app.command(context_settings=SPELLING)(report)

@@ -73,6 +73,7 @@ class Kind(IntEnum):
     SLICE = 24  # worker → server: a slice of the gradient that the next PUSH announces
     SWITCH = 25  # controller → lead: go on in another mode
     MEET = 26  # worker ↔ worker: members of a group tell each other what they do
+    LEAVE = 28  # controller → lead: let these workers go
     CLOCK = 27  # role → controller: what time is it? and the answer
 
 

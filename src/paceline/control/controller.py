@@ -22,8 +22,10 @@ from paceline.control.machine import (
     Decision,
     End,
     GoBack,
+    Kill,
     Launch,
     Note,
+    Retire,
     RunMachine,
     RunState,
     Save,
@@ -50,6 +52,9 @@ _SAVE_S = 2.5
 _EXIT_S = 1.5
 _END_S = 5.0
 _LAST_WORDS_S = 0.5
+_LEAST_SILENCE_S = 2.0
+_LAST_RESORT_S = 10.0
+"""A worker waits so much longer for the lead than anybody whom the lead might name or have replaced."""
 _LOOK_S = 0.2
 _GUARD = "guard"
 """Names the guard's own request to switch."""
@@ -93,6 +98,8 @@ class Controller:
             groups=plan.groups,
         )
         self._links: dict[str, Connection] = {}
+        self._heard: dict[int, float] = {}
+        """When each server said something last."""
         self._last_words: set[str] | None = None
         """While the run goes back: workers that have not said yet how far they had come."""
         self._addresses: dict[int, dict[str, Any]] = {}
@@ -159,9 +166,22 @@ class Controller:
             self._looked = now
             for name, body in self._requests.pending().items():
                 self._on_request(name, body)
+        self._check_servers(now)
         if self._sampler is not None and self._sampler.due(now):
             self._sample(self._sampler)
         self._tell()
+
+    def _check_servers(self, now: float) -> None:
+        """Servers tell how they do twice a second, whatever they are at: one that is silent hangs."""
+        limit = max(_LEAST_SILENCE_S, self.plan.job.deadline_s / 2)
+        for rank, heard in list(self._heard.items()):
+            if now - heard > limit and self._machine.state is RunState.RUNNING:
+                del self._heard[rank]
+                reason = (
+                    f"server:{rank} has said nothing for {now - heard:.0f} s (half of --deadline): it hangs"
+                )
+                incarnation = self._machine.server_incarnation
+                self._do(self._machine.hung("server", rank, incarnation, reason))
 
     def _sample(self, sampler: Sampler) -> None:
         """What the roles use now."""
@@ -178,6 +198,11 @@ class Controller:
             match decision:
                 case Launch(role, rank, incarnation):
                     self._engine.start(self._spec(role, rank, incarnation))
+                case Kill(role, rank):
+                    self._engine.kill(role, rank, signal.SIGKILL)
+                case Retire(rank):
+                    with contextlib.suppress(LinkError, KeyError):
+                        self._links["server:0"].send(Kind.LEAVE, {"worker": rank})
                 case Announce():
                     self._announce()
                 case Save():
@@ -193,11 +218,13 @@ class Controller:
 
     def _spec(self, role: str, rank: int, incarnation: int) -> RoleSpec:
         job = self.plan.job
-        threads = next(r.threads for r in self.plan.roles if (r.role, r.rank) == (role, rank))
+        # Who joins later is like the first of its kind.
+        alike = [r for r in self.plan.roles if r.role == role]
+        threads = next((r for r in alike if r.rank == rank), alike[0]).threads
         common = {
             "rank": rank,
             "servers": len(self.plan.servers),
-            "workers": job.workers,
+            "workers": len(self._machine.working),
             "groups": [list(group) for group in self.plan.groups],
             "deadline_s": job.deadline_s,
             "mode": job.mode,
@@ -223,6 +250,7 @@ class Controller:
             config = {
                 **common,
                 "incarnation": incarnation,
+                "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
                 "link": job.link,
                 "seed": job.seed,
                 "compress": job.compress,
@@ -232,6 +260,7 @@ class Controller:
                 "script": None if job.script is None else str(Path(job.script).resolve()),
                 "args": list(job.args),
             }
+            self.status.workers.setdefault(rank, WorkerStatus(rank=rank))
             self.status.workers[rank].restarts = self._machine.restarts[rank]
             self.status.workers[rank].state = "starting"
         return RoleSpec(
@@ -274,6 +303,7 @@ class Controller:
             link.close()
         self._links.clear()
         self._addresses.clear()
+        self._heard.clear()
         self._announced = False
         self._cause_due = self._save_due = None
         patience = time.monotonic() + _END_S
@@ -381,8 +411,9 @@ class Controller:
                 )
             )
         elif frame.kind is Kind.BYE:
-            self.status.workers[rank].state = "finished"
-            self._do(self._machine.worker_finished(rank))
+            left = rank in self._machine.retired
+            self.status.workers[rank].state = "left" if left else "finished"
+            self._do([] if left else self._machine.worker_finished(rank))
         elif frame.kind is Kind.STATS:
             self._on_stats(role, rank, frame.body)
 
@@ -416,6 +447,7 @@ class Controller:
                     self._guard.loss(values["loss"])
                     self._consult(self._guard)
             return
+        self._heard[rank] = time.monotonic()
         if "server" in body:
             server, told = status.servers[rank], body["server"]
             server.updates, server.update_s = int(told["updates"]), float(told["update_s"])
@@ -423,6 +455,11 @@ class Controller:
             return
         if "checkpoint" in body:
             self._on_saved(body)
+            return
+        if "replace" in body:
+            self._do(
+                self._machine.hung("worker", int(body["replace"]), body["incarnation"], str(body["reason"]))
+            )
             return
         if "note" in body:
             self._note(str(body["note"]))
@@ -458,23 +495,56 @@ class Controller:
     # --- the mode ---------------------------------------------------------------------------------
 
     def _on_request(self, name: str, body: dict[str, Any]) -> None:
-        if body.get("kind") != "switch":
-            self._answer(
-                name,
-                {"refused": f"a request of kind {body.get('kind')!r:.40} is unknown here; known: 'switch'"},
-            )
-            return
         try:
-            self._switch(name, parse_mode(str(body.get("mode"))))
+            match body.get("kind"):
+                case "switch":
+                    self._switch(name, parse_mode(str(body.get("mode"))))
+                case "scale":
+                    self._scale(name, body.get("workers"))
+                case other:
+                    raise UsageError(
+                        f"a request of kind {other!r:.40} is unknown here; known: 'switch', 'scale'"
+                    )
         except UsageError as error:
             self._answer(name, {"refused": str(error)})
+
+    def _scale(self, request: str, workers: Any) -> None:
+        """Have another number of workers. UsageError if this run cannot."""
+        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+            raise UsageError(f"workers={workers!r:.40}: a run needs at least one worker")
+        mode, data = parse_mode(self.status.mode), self.status.samples_per_epoch
+        if mode.grouped or mode.by_epoch:
+            raise UsageError(
+                f"in mode {mode} the workers are agreed on when the run begins: stop it, and `paceline "
+                f"resume` it with --workers {workers}"
+            )
+        mode.check(workers)
+        if data is not None and data < workers:
+            raise UsageError(f"{workers} workers but only {data} samples: every worker needs at least one")
+        if self._machine.state is not RunState.RUNNING:
+            raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
+        before = set(self._machine.working)
+        self._do(self._machine.scale(workers))
+        after = set(self._machine.working)
+        come = ", ".join(f"worker:{rank}" for rank in sorted(after - before))
+        go = ", ".join(f"worker:{rank}" for rank in sorted(before - after))
+        if come or go:
+            what = " and ".join(
+                ([f"{come} join{'s' * (len(after - before) == 1)}"] if come else [])
+                + ([f"{go} leave{'s' * (len(before - after) == 1)}"] if go else [])
+            )
+            self._note(f"from {len(before)} to {len(after)} workers: {what}")
+        self._set_mode(mode)
+        with self._going_on_without_disk():
+            self.run_dir.record_setting(workers=workers)
+        self._answer(request, {"workers": len(after), "version": self.status.version})
 
     def _switch(self, request: str, mode: ModeSpec) -> None:
         """Have the lead server go on in another mode. UsageError if this run cannot."""
         present, job = parse_mode(self.status.mode), self.plan.job
         if reason := present.carries(mode):
             raise UsageError(reason)
-        mode.check(job.workers)
+        mode.check(len(self._machine.working))
         job.transfer.check(mode)
         if job.clip_norm is not None and mode.name != "bsp":
             raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
@@ -494,7 +564,7 @@ class Controller:
             self._set_mode(parse_mode(text))
             self._note(f"from update {version} on in mode {text}")
             with self._going_on_without_disk():
-                self.run_dir.record_mode(text)
+                self.run_dir.record_setting(mode=text)
         if request is None or request not in self._switching:
             return
         if str(self._switching[request]) == text:
@@ -504,7 +574,7 @@ class Controller:
 
     def _set_mode(self, mode: ModeSpec) -> None:
         self.status.mode = str(mode)
-        self.status.rule = in_words(mode, len(self.plan.groups) or self.plan.job.workers)
+        self.status.rule = in_words(mode, len(self.plan.groups) or len(self._machine.working))
 
     def _answer(self, request: str, body: dict[str, Any]) -> None:
         self._switching.pop(request, None)

@@ -16,8 +16,10 @@ __all__ = [
     "Decision",
     "End",
     "GoBack",
+    "Kill",
     "Launch",
     "Note",
+    "Retire",
     "RunMachine",
     "RunState",
     "Save",
@@ -50,6 +52,21 @@ class Launch:
     role: str
     rank: int
     incarnation: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End a process that would not end by itself. Its exit is an event of its own."""
+
+    role: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Ask a worker to leave after the step that it is at."""
+
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,7 @@ class End:
     """Stop all processes: the run is over."""
 
 
-Decision = Launch | Announce | Save | WaitForCause | GoBack | Note | End
+Decision = Launch | Kill | Retire | Announce | Save | WaitForCause | GoBack | Note | End
 
 
 class RunMachine:
@@ -108,6 +125,8 @@ class RunMachine:
         self.server_incarnation = 0
         """Of all servers: they are started together."""
         self.finished: set[int] = set()
+        self.retired: set[int] = set()
+        """Workers that were asked to leave, whether they have or not yet."""
         self._servers = servers
         self._max_restarts = max_restarts
         self._groups = groups
@@ -122,7 +141,7 @@ class RunMachine:
 
     def _launch_all(self) -> list[Decision]:
         servers = [Launch("server", rank, self.server_incarnation) for rank in range(self._servers)]
-        return [*servers, *(Launch("worker", rank, i) for rank, i in self.incarnations.items())]
+        return [*servers, *(Launch("worker", rank, self.incarnations[rank]) for rank in self.working)]
 
     def server_ready(self, rank: int) -> list[Decision]:
         """A server listens."""
@@ -144,10 +163,35 @@ class RunMachine:
         """A worker's script ended in order."""
         self.finished.add(rank)
         self._suspects.pop(f"worker:{rank}", None)  # its exit was noticed before its goodbye was read
-        if len(self.finished) == len(self.incarnations) and not self._closing:
-            self.state = RunState.FINISHING
-            return [Save()]
-        return []
+        return self._finish_if_all_have()
+
+    def _finish_if_all_have(self) -> list[Decision]:
+        if self._closing or self.finished | self.retired != set(self.incarnations):
+            return []
+        self.state = RunState.FINISHING
+        return [Save()]
+
+    @property
+    def working(self) -> list[int]:
+        """Workers that are to compute."""
+        return [rank for rank in self.incarnations if rank not in self.retired]
+
+    def scale(self, workers: int) -> list[Decision]:
+        """Have so many workers, at least one. Who came last goes first; who left may come again."""
+        decisions: list[Decision] = []
+        while len(self.working) > max(1, workers):
+            rank = max(self.working)
+            self.retired.add(rank)
+            decisions.append(Retire(rank))
+        while len(self.working) < workers:
+            rank = min(self.retired, default=len(self.incarnations))
+            self.retired.discard(rank)
+            self.finished.discard(rank)
+            # As one that replaces another: it joins a run that goes on.
+            self.incarnations[rank] = self.incarnations.get(rank, 0) + 1
+            self.restarts.setdefault(rank, 0)
+            decisions.append(Launch("worker", rank, self.incarnations[rank]))
+        return decisions
 
     def exited(
         self, role: str, rank: int, incarnation: int, code: int | None, signal: int | None
@@ -161,8 +205,8 @@ class RunMachine:
             return []
         if role == "server":
             return self._go_back(name, how, signal)
-        if rank in self.finished:
-            return []
+        if rank in self.finished or rank in self.retired:
+            return self._finish_if_all_have()
         if signal is None:
             # It says what went wrong before it exits; that report counts, and may be on its way.
             self._suspects.setdefault(name, (f"{how} without saying why; look at its log.", ""))
@@ -189,6 +233,16 @@ class RunMachine:
             "Its unfinished leases went back to the pool."
         )
         return [note, Launch("worker", rank, self.incarnations[rank])]
+
+    def hung(self, role: str, rank: int, incarnation: int | None, reason: str) -> list[Decision]:
+        """A role makes no progress, or nothing but nonsense: another process is to take its place."""
+        name = f"{role}:{rank}"
+        present = self.server_incarnation if role == "server" else self.incarnations[rank]
+        if self._closing or incarnation not in (None, present) or self.state is RunState.RECOVERING:
+            return []
+        if self._used >= self._max_restarts:
+            return self._fail("server:0" if role == "worker" else name, reason, "")  # who noticed
+        return [Note(f"{reason}. {name} is ended and replaced."), Kill(role, rank)]
 
     @property
     def _used(self) -> int:

@@ -181,10 +181,10 @@ class RunDirectory:
         self._write_record(record | _asked(job, plan, command))
         self.write_status(RunStatus(run_id=self.id, run_dir=str(self.path)).to_json())
 
-    def record_mode(self, mode: str) -> None:
-        """The run was switched: a resume goes on in this mode, without what was scheduled before it."""
+    def record_setting(self, **settings: Any) -> None:
+        """The run was switched to another mode, or has more or fewer workers: a resume goes on so."""
         record = self.record()
-        self._write_record(record | {"job": {**record["job"], "mode": mode}})
+        self._write_record(record | {"job": {**record["job"], **settings}})
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json, adding whose process this is. Raises OSError (a full disk)."""

@@ -31,6 +31,9 @@ __all__ = ["EarlyExit", "Lead", "Push", "Steps"]
 
 Steps = list[list[Any]]
 
+QUARANTINE = 5
+"""So many pushes in a row that are not finite, while others' are: the worker is replaced."""
+
 
 class EarlyExit(PacelineError):
     """A worker's script ended while the others go on."""
@@ -99,6 +102,15 @@ class Lead:
         """Sandblaster's minimisation: whoever knows the script's settings puts another one here."""
         self.totals = Totals()
         self.applied: list[Applied] = []
+        self.sick: list[int] = []
+        """Workers whose gradients, and only theirs, are not finite again and again; to be cleared."""
+        self._refusals: Counter[int] = Counter()
+        """Pushes in a row that were not finite, by worker."""
+        self._applied_of: Counter[int] = Counter()
+        self._spoiled: dict[int, tuple[int, int]] = {}
+        """Pushes in a row in which servers found what their worker did not: how many, up to which push."""
+        self._others_well: set[int] = set()
+        """Workers with such pushes, since when another one had a finite push applied."""
         """Records since the server last took them."""
         self._clip_norm = clip_norm
         self._pushes: dict[PushId, Push] = {}
@@ -416,7 +428,7 @@ class Lead:
             if self.book:
                 self.book.finish(p.id.worker, p.leases, refused=p.void)
             if p.void:
-                self.totals.refused += 1
+                self._refused(p.id.worker)
                 continue
             staleness = self._record(p, before)
             weight = p.samples if known else 1
@@ -433,12 +445,35 @@ class Lead:
             return ["drop", *_listed(push)]
         self.book.finish(push.worker, p.leases, refused=p.void)
         if p.void:
-            self.totals.refused += 1
+            self._refused(p.id.worker)
             descent.spoil()
             return ["drop", *_listed(push)]
         self._record(p, self.version)
         descent.add(p.samples)
         return ["add", [[*_listed(push), p.samples, 1.0]]]
+
+    def _refused(self, worker: int) -> None:
+        """A push was not finite. One worker's alone are its own fault, all workers' the model's."""
+        self.totals.refused += 1
+        self._refusals[worker] += 1
+        if self._refusals[worker] >= QUARANTINE and worker in self._others_well:
+            self.sick.append(worker)
+            self._recovered(worker)
+
+    def spoiled(self, worker: int) -> None:
+        """The servers found NaN or Inf in a push that its worker thought finite, and left that part out."""
+        self.totals.refused += 1
+        count, last = self._spoiled.get(worker, (0, -1))
+        at = self._applied_of[worker]
+        count = count + 1 if at <= last + 1 else 1
+        self._spoiled[worker] = (count, at)
+        if count >= QUARANTINE and self.machine.members - self._spoiled.keys():
+            self.sick.append(worker)
+            del self._spoiled[worker]
+
+    def _recovered(self, worker: int) -> None:
+        del self._refusals[worker]
+        self._others_well.discard(worker)
 
     def _record(self, push: Push, before: int) -> int:
         """Count a push that is in the update after version `before`; returns its staleness."""
@@ -446,6 +481,10 @@ class Lead:
         self.applied.append(record)
         self.totals.pushes += 1
         self.totals.samples += push.samples
+        self._applied_of[push.id.worker] += 1
+        if self._refusals:
+            self._recovered(push.id.worker)
+            self._others_well.update(self._refusals)
         self.totals.staleness[record.staleness] += 1
         return record.staleness
 

@@ -23,7 +23,7 @@ from paceline.modes.lbfgs import Answer
 from paceline.params import bytes_of, partition
 from paceline.ps.adoption import Adoption
 from paceline.ps.descent import Descent
-from paceline.ps.lead import EarlyExit, Lead, Push, Steps
+from paceline.ps.lead import QUARANTINE, EarlyExit, Lead, Push, Steps
 from paceline.ps.peers import MAX_STATE_BYTES, ShmPeer, WorkerPeer
 from paceline.ps.saving import Saver, read_blob, state_book, worker_state
 from paceline.ps.server import TICK_S, Server, ServerConfig, rank_of
@@ -50,6 +50,8 @@ class LeadServer(Server):
         """Where the roots of groups listen for their members."""
         self._request: str | None = None
         """Whose switch is to take effect, at the end of a round."""
+        self._leaving: set[int] = set()
+        """Workers that are to be told to leave."""
         self._untold: set[int] = set()
         """Workers that have not been told of the present mode."""
         self._followers: dict[int, Connection] = {}
@@ -139,6 +141,8 @@ class LeadServer(Server):
             self._save_now()
         elif frame.kind is Kind.SWITCH:
             self._switch(field(frame.body, "mode", str), field(frame.body, "request", str))
+        elif frame.kind is Kind.LEAVE:
+            self._leaving.add(field(frame.body, "worker", int))
         elif frame.kind is Kind.STOP:
             self._running = False
 
@@ -317,6 +321,8 @@ class LeadServer(Server):
                 self._lead.descent.driver.lr = float(peer.settings[0]["lr"])
         self._held_since[peer.worker] = time.monotonic()
         self._act(self._lead.push(push))
+        if self._lead.sick:
+            self._quarantine()
 
     def _take_parameters(self, peer: WorkerPeer) -> None:
         """allreduce: the root has made its step, and waits."""
@@ -383,6 +389,7 @@ class LeadServer(Server):
         self._held_since.pop(peer.worker, None)
         self._acting = -1
         self._save_flags.discard(peer.worker)
+        self._leaving.discard(peer.worker)
         if peer.residual and not finished:
             self._say_once(
                 f"{peer.name} is gone, and with it a gradient of L2 norm {peer.residual:.3g} that "
@@ -411,6 +418,15 @@ class LeadServer(Server):
             for worker, leases, over in answers:
                 if worker in self._peers:
                     self._grant(self._peers[worker], leases, over=over)
+
+    def _quarantine(self) -> None:
+        sick, self._lead.sick = self._lead.sick, []
+        for worker in sick:
+            self._replace(
+                worker,
+                f"worker:{worker} pushed NaN or Inf {QUARANTINE} times in a row while other workers did not: "
+                "something is wrong with its process, its data or its device",
+            )
 
     def _order(self, steps: Steps) -> None:
         """Forward steps to the followers, then execute them."""
@@ -458,7 +474,7 @@ class LeadServer(Server):
             body["on"], body["held"] = self._acting, round(time.monotonic() - since, 6)
 
     def _refused(self, worker: int) -> None:
-        self._lead.totals.refused += 1
+        self._lead.spoiled(worker)
 
     def _reduced(self, norms: list[tuple[int, float]]) -> None:
         self._add_norms(norms)
@@ -580,6 +596,8 @@ class LeadServer(Server):
     def _flag(self, worker: int, body: dict[str, Any]) -> None:
         """With a reply it gets anyway, ask a worker for its part of the checkpoint in the making, and tell
         it of a new mode."""
+        if worker in self._leaving:
+            body["leave"] = True
         if worker in self._untold:
             self._untold.discard(worker)
             body["mode"] = str(self.mode)
@@ -687,15 +705,33 @@ class LeadServer(Server):
             self._fail(DeadlineError(f"{who} did not reach paceline.prepare() while others wait; {advice}."))
         for worker, since in self._held_since.items():
             if now - since > limit:
-                who = ", ".join(f"worker:{b}" for b in sorted(self._blockers(worker)))
-                self._fail(
-                    DeadlineError(
-                        f"worker:{worker} has waited {now - since:.0f} s at version {self._lead.version} "
-                        f"for {who or 'a server'}; {advice}. Look at its log, or raise the deadline if a "
-                        "step may take this long."
-                    )
+                blockers = self._blockers(worker)
+                who = ", ".join(f"worker:{b}" for b in sorted(blockers))
+                text = (
+                    f"worker:{worker} has waited {now - since:.0f} s at version {self._lead.version} "
+                    f"for {who or 'a server'}; {advice}. Look at its log, or raise the deadline if a "
+                    "step may take this long."
                 )
+                if not blockers:
+                    self._fail(DeadlineError(text))
+                    return
+                for blocker in blockers:
+                    self._replace(blocker, f"DeadlineError: {text}")
+                # Who waits, waits anew: for those that come instead.
+                self._held_since = dict.fromkeys(self._held_since, now)
                 return
+
+    def _replace(self, worker: int, reason: str) -> None:
+        """Have the controller put another process in a worker's place. This one can write no more then."""
+        peer = self._peers.get(worker)
+        body = {
+            "replace": worker,
+            "incarnation": peer.incarnation if peer is not None else None,
+            "reason": reason,
+        }
+        log.warning("%s", reason)
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, body)
 
     def _blockers(self, worker: int) -> set[int]:
         waits_for = self._lead.machine.waiting.get(worker, set()) | self._lead.missing_assigns

@@ -298,12 +298,15 @@ class Server:
                 self.shard,
                 transfer=transfer,
                 # Sent straight from the parameters where nobody can write to them meanwhile.
-                in_place=self.mode.in_place or (self.config.workers == 1 and not self.mode.local),
+                in_place=self.mode.in_place
+                or (self.config.workers == 1 and not self._peers and not self.mode.local),
                 live=self.shard.flats(self._base),
                 post=self._from_thread,
                 lane=self.spans.lane(f"worker:{rank}"),
             )
         self._keep_backup(peer)
+        for other in self._peers.values():  # who was alone is not any more
+            other.read_in_place(self.mode.in_place or self.mode.needs_memory)
         self._peers[rank] = peer
         return peer
 
@@ -417,7 +420,7 @@ class Server:
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
         peer = self._peers.get(rank_of(connection))
         if peer is not None and peer.connection is connection:
-            self._worker_left(peer, finished=True)
+            self._worker_left(peer, finished=not field(frame.body, "left", bool, False))
 
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._hub.release(peer.connection)

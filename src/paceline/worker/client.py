@@ -73,6 +73,7 @@ class Client:
 
     Args:
         link: "auto", "shm" or "tcp".
+        patience_s: how long the lead server is waited for.
         seed: of the run; encoders that round at random begin from it.
         lane: of the thread that exchanges.
     """
@@ -88,6 +89,7 @@ class Client:
         link: str,
         mode: ModeSpec,
         deadline_s: float,
+        patience_s: float,
         transfer: Transfer = Transfer(),  # noqa: B008 - it is a value
         seed: int = 0,
         lane: Lane = NO_SPANS.main,
@@ -109,6 +111,7 @@ class Client:
         self._told_residual = -RESIDUAL_S
         self._save_due = False
         self._deadline_s = deadline_s
+        self._patience_s = patience_s
         self._links: list[Connection] = []
         conditions = LinkConditions.from_environment()
         if conditions is not None and (link == "shm" or mode.needs_memory):
@@ -118,9 +121,9 @@ class Client:
             )
         for i, address in enumerate(servers):
             connection = connect(address, secret, peer=f"server:{i}", link=link, conditions=conditions)
-            # The lead notices first who is missing and names it; it itself is waited for as a last resort.
-            # The others answer what the lead has answered.
-            connection.sock.settimeout(deadline_s if i else deadline_s + 10)
+            # The lead notices first who is missing, and has it replaced or names it; it itself is waited for
+            # as a last resort. The others answer what the lead has answered.
+            connection.sock.settimeout(deadline_s if i else patience_s)
             connection.send(Kind.HELLO, {"role": "worker", "rank": rank, "incarnation": incarnation})
             self._links.append(connection)
         self._lead = self._links[0]
@@ -129,6 +132,8 @@ class Client:
         """More to say to the servers when attaching."""
         self.welcome: dict[str, Any] = {}
         """What the lead server answered to that."""
+        self.leave_due = False
+        """Whether the run wants this worker to leave."""
         self.cut_next = False
         """In allreduce: a checkpoint follows the next push, which is to bring this worker's parameters."""
         self._region: Region | None = None
@@ -359,6 +364,7 @@ class Client:
 
     def _hear_mode(self, reply: dict[str, Any]) -> bool:
         """Whether the run was switched to another mode since the last reply."""
+        self.leave_due = self.leave_due or "leave" in reply
         if "mode" not in reply:
             return False
         self.mode = parse_mode(field(reply, "mode", str))
@@ -450,10 +456,10 @@ class Client:
         self._send(self._lead, Kind.SAVED, {"cut": cut} if cut else {}, [memoryview(_blob(tensors))])
 
     def bye(self) -> None:
-        """Leave in order."""
+        """Leave in order: the script has ended, or the run wanted it so."""
         for connection in reversed(self._links):
             with contextlib.suppress(LinkError):
-                connection.send(Kind.BYE)
+                self._send(connection, Kind.BYE, {"left": True} if self.leave_due else {})
         self.close()
 
     def close(self) -> None:
@@ -516,8 +522,10 @@ class Client:
         return frame
 
     def _late(self, connection: Connection) -> DeadlineError:
+        waited = self._patience_s if connection is self._lead else self._deadline_s
         return DeadlineError(
-            f"worker:{self.rank} got no answer from {connection.peer} for {self._deadline_s:g} s (--deadline)"
+            f"worker:{self.rank} got no answer from {connection.peer} for {waited:g} s (--deadline "
+            f"{self._deadline_s:g})"
         )
 
 

@@ -41,6 +41,8 @@ class WorkerConfig:
     mode: str
     link: str
     deadline_s: float
+    patience_s: float
+    """How long it waits for the lead server, which notices before that who is missing."""
     seed: int
     threads: int
     groups: tuple[Sequence[int], ...] = ()
@@ -103,6 +105,7 @@ def run_worker(
             link=config.link,
             mode=parse_mode(config.mode),
             deadline_s=config.deadline_s,
+            patience_s=config.patience_s,
             transfer=transfer,
             seed=config.seed,
             lane=spans.main,

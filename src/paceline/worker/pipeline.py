@@ -147,11 +147,9 @@ class PipelinedClient(Client):
         self._upload = upload
 
     def bye(self) -> None:
-        """Leave in order."""
+        """As any client."""
         self._closing = True
-        for connection in reversed(self._links):
-            self._send(connection, Kind.BYE, {})
-        self.close()
+        super().bye()
 
     def close(self) -> None:
         """Send what is left to send, close all links, end all threads."""
@@ -347,7 +345,8 @@ class PipelinedClient(Client):
         now, left = time.monotonic(), self._deadline_s
         for connection, answered in zip(self._links, self._answered, strict=True):
             # The lead notices first who is missing and names it: it is waited for as a last resort.
-            patience, since = self._deadline_s + 10 * (connection is self._lead), started
+            patience = self._patience_s if connection is self._lead else self._deadline_s
+            since = started
             if whom is not None:
                 owes = connection is whom
             elif connection is self._lead:

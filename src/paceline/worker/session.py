@@ -464,6 +464,8 @@ class RunSession(Session):
             self._report()
             self._check_memory()
         self._spans.begin_step(self._clock)
+        if self._client.leave_due:
+            raise SystemExit(0)  # the script ends here; `finish` says goodbye
 
     def _exchange(self, request: Request) -> None:
         """Answer a stepper's request."""
@@ -692,6 +694,8 @@ class RunSession(Session):
         if grant.save or self._client.save_due():
             self._relays_save = True
             self._save()
+        if self._client.leave_due and not self._leases:
+            raise SystemExit(0)
         if grant.over and not grant.leases:
             self._lane.enter(Phase.OTHER)  # the script's loop ends here
         return grant if self._group is None else self._my_part(grant, self._group)
@@ -881,7 +885,9 @@ class RunSession(Session):
             self._client.settle()
             self._send_metrics()
             self._report()
-            if self._skipping is None:  # else it found nothing left to do, and has nothing new to keep
+            if (
+                self._skipping is None and not self._client.leave_due
+            ):  # else it found nothing left to do, and has nothing new to keep
                 self._save()
             if self._group is not None:
                 self._group.close()
