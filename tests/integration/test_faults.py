@@ -419,19 +419,22 @@ def fate(step):
         victim = {"fork server": fork_server.pid, "controller": fork_server.ppid()}[sys.argv[1]]
         (RUN_DIR / "roles").write_text(json.dumps([fork_server.pid, *roles]))
         os.kill(victim, signal.SIGKILL)
-train(prepared(), epochs=itertools.count(), at_step=fate)
+train(prepared(), epochs=int(sys.argv[2]), at_step=fate)
 """
 )
 
 
-def run_command_that_kills(victim: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def run_command_that_kills(
+    victim: str, tmp_path: Path, *, restarts: int = 0
+) -> subprocess.CompletedProcess[str]:
     """`paceline run` of a script that kills this victim; returns when nothing holds its output any more."""
     directory = tmp_path / "run"
     header = f"import os; os.environ['TEST_RUN_DIR'] = {str(directory)!r}\n"
     (tmp_path / "script.py").write_text(header + PRELUDE + KILLS_FROM_WITHIN)
     command = [sys.executable, "-m", "paceline", "run", "--workers", "2", "--servers", "2"]
+    command += ["--max-restarts", str(restarts), "--run-dir", str(directory)]
     done = subprocess.run(
-        [*command, "--run-dir", str(directory), str(tmp_path / "script.py"), victim],
+        [*command, str(tmp_path / "script.py"), victim, "2" if restarts else "1000000000"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -450,6 +453,14 @@ def test_nothing_outlives_a_controller_that_was_killed(tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert set(os.listdir("/dev/shm")) <= shared
     assert RunDirectory(tmp_path / "run").state() == "crashed"
+
+
+def test_a_run_goes_on_when_the_fork_server_was_killed(tmp_path):
+    """All roles die with it: another one starts them again."""
+    done = run_command_that_kills("fork server", tmp_path, restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert "The run went back to its beginning" in done.stdout
+    assert "Succeeded after" in done.stdout
 
 
 # --- who hangs --------------------------------------------------------------------------------------

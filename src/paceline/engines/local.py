@@ -31,10 +31,14 @@ class LocalEngine:
         self._program = program
         self._waiting: list[tuple[str, int, int]] = []
         self._signals: list[tuple[tuple[str, int, int], int]] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self._buffer = b""
+        self._gone = False
         mine, theirs = socket.socketpair()
         self._control = mine
-        if program is None:
+        if self._program is None:
             start = f"from paceline.engines.forkserver import main; main({theirs.fileno()})"
             command = [sys.executable, "-c", start]
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
@@ -45,12 +49,17 @@ class LocalEngine:
             )
         else:
             self._process = None
-            self._forked = _Forks(theirs, program)
+            self._forked = _Forks(theirs, self._program)
         if self._process is not None:
             theirs.close()
 
     def start(self, spec: RoleSpec) -> None:
         """See Engine."""
+        if self._gone:  # the fork server was killed: another one takes its place
+            self._control.close()
+            assert self._process is not None
+            self._process.wait()
+            self._begin()
         self._waiting.append((spec.role, spec.rank, spec.incarnation))
         self._say({"start": spec.to_json()})
 
@@ -71,6 +80,7 @@ class LocalEngine:
                 data = self._control.recv(1 << 16)
             if not data:
                 # The fork server itself was killed: so were its roles.
+                self._gone = self._process is not None
                 gone = [*self._running.values(), *self._waiting]
                 self._running.clear()
                 self._waiting.clear()
