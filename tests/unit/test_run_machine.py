@@ -227,7 +227,7 @@ def test_a_lost_link_without_a_cause_is_shown_itself_and_the_first_one_wins():
 
 
 def test_what_a_role_says_counts_more_than_its_exit_code_but_not_more_than_an_earlier_error():
-    machine = started()
+    machine = started(max_restarts=0)
     machine.exited("worker", 1, 0, 1, None)
     machine.failed("worker:0", "LinkError: consequence", "", secondary=True)
     machine.failed("worker:1", "LinkError: cause", "", secondary=True)
@@ -242,6 +242,15 @@ def test_one_workers_goodbye_does_not_hide_anothers_silent_exit():
     machine.worker_finished(0)
     assert machine.patience_over() == [End()]
     assert machine.error[0] == "worker:1"
+
+
+def test_a_worker_whose_link_broke_without_a_cause_is_replaced():
+    machine = started()
+    machine.failed("worker:1", "LinkError: refused", "", secondary=True)
+    machine.exited("worker", 1, 0, 1, None)
+    note, launch = machine.patience_over()
+    assert launch == Launch("worker", 1, 1) and "lost its link (LinkError: refused)" in note.text
+    assert machine.state is RunState.RECOVERING and machine.patience_over() == []
 
 
 def test_only_the_first_error_is_kept():

@@ -88,6 +88,8 @@ class Connection:
         self.payload_sent = 0
         self.payload_received = 0
         """Bytes of payloads so far; frames themselves and shared memory do not count."""
+        self.damage = ""
+        """What happens to the next frame that is sent, in tests: "flip" or "cut"."""
         self._keys = keys
         self._sent = 0
         self._received = 0
@@ -112,6 +114,8 @@ class Connection:
         size = sum(view.nbytes for view in payload)
         head = frames.encode(kind, body or {}, sequence=self._sent, payload_bytes=size, key=self._keys.send)
         self._sent += 1
+        if self.damage:
+            head = self._damaged(head)
         try:
             if descriptors:
                 rights = array.array("i", descriptors)
@@ -126,6 +130,13 @@ class Connection:
             raise LinkError(f"{self.peer} does not read what is sent to it") from None
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
+
+    def _damaged(self, head: bytes) -> bytes:
+        if self.damage == "cut":
+            self.sock.sendall(head[: len(head) // 2])
+            self.close()
+        self.damage = ""
+        return head[:-1] + bytes([head[-1] ^ 1])
 
     def send_streamed(
         self, kind: Kind, body: dict[str, Any], size: int, payload: Iterator[memoryview]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm import Connection, Frame, Hub, Kind, Listener, new_secret
+from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.control.machine import (
     Announce,
@@ -84,6 +85,7 @@ class Controller:
         self.status.workers = {r: WorkerStatus(rank=r) for r in range(job.workers)}
         self.status.servers = {r: ServerStatus(rank=r) for r in range(len(plan.servers))}
         self._clock_ns = unix_clock_ns()
+        self._faults = Faults.from_environment()
         self._engine = engine
         self._resume = resume
         self._watch = watch
@@ -232,6 +234,7 @@ class Controller:
             "threads": threads,
             "spans_in": str(self.run_dir.path / "raw") if job.spans else None,
             "clock_ns": self._clock_ns,
+            "faults": str(self._faults.of(role, rank, incarnation)),
         }
         if role == "server":
             config = {

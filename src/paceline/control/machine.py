@@ -133,6 +133,8 @@ class RunMachine:
         self._ready: set[int] = set()
         # Errors that are probably not the first: message and traceback by role, in order.
         self._suspects: dict[str, tuple[str, str]] = {}
+        self._broken: set[str] = set()
+        """Those of them that lost a link."""
 
     def begin(self) -> list[Decision]:
         """Start everything."""
@@ -224,12 +226,18 @@ class RunMachine:
                 "the system's may say more; raise --max-restarts to go on after deaths.",
                 "",
             )
+        return self._replace(rank, how)
+
+    def _replace(self, rank: int, how: str) -> list[Decision]:
+        """Another process takes a worker's place."""
+        used = self._used
         self.restarts[rank] += 1
         self.incarnations[rank] += 1
+        self._broken.discard(f"worker:{rank}")
         if self.state is RunState.RUNNING:  # while starting, the servers are still waited for
             self.state = RunState.RECOVERING
         note = Note(
-            f"{name} {how}; replaced (restart {used + 1} of at most {self._max_restarts}). "
+            f"worker:{rank} {how}; replaced (restart {used + 1} of at most {self._max_restarts}). "
             "Its unfinished leases went back to the pool."
         )
         return [note, Launch("worker", rank, self.incarnations[rank])]
@@ -274,6 +282,7 @@ class RunMachine:
         self._ready.clear()
         self.finished.clear()
         self._suspects.clear()
+        self._broken.clear()
         reason = f"{name} {how} (restart {used + 1} of at most {self._max_restarts})"
         return [GoBack(reason), *self._launch_all()]
 
@@ -283,6 +292,7 @@ class RunMachine:
             return [] if secondary else self._lost_while_saving(role, message, traceback)
         if secondary:
             self._suspects[role] = (message, traceback)
+            self._broken.add(role)
             return [WaitForCause()]
         return self._fail(role, message, traceback)
 
@@ -291,7 +301,15 @@ class RunMachine:
         if self._closing or not self._suspects:
             return []
         role, (message, traceback) = next(iter(self._suspects.items()))
-        return self._fail(role, message, traceback)
+        links = {name for name in self._suspects if name in self._broken and name.startswith("worker:")}
+        if links != set(self._suspects) or self._groups or self._used + len(links) > self._max_restarts:
+            return self._fail(role, message, traceback)
+        # Only workers' links broke, and nobody died: as good as dead are those workers.
+        suspects, self._suspects = self._suspects, {}
+        decisions: list[Decision] = []
+        for name, (message, _) in suspects.items():
+            decisions += self._replace(int(name.partition(":")[2]), f"lost its link ({message})")
+        return decisions
 
     def stop_requested(self) -> list[Decision]:
         """Ctrl-C or SIGTERM. The second one does not wait for the checkpoint."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
 from paceline.comm.compression import parse_compression
 from paceline.comm.connection import spin_for
+from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.transfer import Transfer
@@ -81,6 +82,8 @@ class ServerConfig:
     """Directory for its spans; None records none."""
     clock_ns: int = 0
     """From this host's monotonic clock to the run's time."""
+    faults: str = ""
+    """On purpose, for tests."""
     host: str = "127.0.0.1"
     threads: int = 1
     worker_threads: int = 1
@@ -116,6 +119,7 @@ class Server:
             config.spans_in, f"server-{config.rank}.{config.incarnation}", clock_ns=config.clock_ns
         )
         self._told_at = 0.0
+        self._faults = Faults.parse(config.faults)
         self._secret = secret
         self._controller = controller
         self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
@@ -538,6 +542,8 @@ class Server:
 
     def _update(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
         started = time.perf_counter()
+        if self._faults.all:
+            self._faults.at(self.updates + 1)
         self.spans.begin_step(self.updates)
         self.spans.main.enter(Phase.UPDATE)
         self._admit(admits, work)

@@ -357,6 +357,10 @@ class Client:
             self._unread.discard(connection)
             self._take_admit(connection, fetch=False)
 
+    def damage_next(self, how: str) -> None:
+        """The next frame to the lead server does not arrive as it should. For tests."""
+        self._lead.damage = how
+
     def save_due(self) -> bool:
         """Whether the run wants this worker's part of a checkpoint; it is told once."""
         due, self._save_due = self._save_due, False

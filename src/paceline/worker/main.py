@@ -14,6 +14,7 @@ import torch
 
 from paceline.comm import Address, Connection, Kind
 from paceline.comm.compression import parse_compression
+from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
@@ -55,6 +56,8 @@ class WorkerConfig:
     """Directory for its spans; None records none."""
     clock_ns: int = 0
     """From this host's monotonic clock to the run's time."""
+    faults: str = ""
+    """On purpose, for tests."""
     script: str | None = None
     args: tuple[str, ...] = ()
 
@@ -123,6 +126,7 @@ def run_worker(
         transfer=transfer,
         group=_group(config, secret),
         spans=spans,
+        faults=Faults.parse(config.faults),
     )
     enter_session(session)
     try:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from paceline.comm import Connection, Kind, Region
+from paceline.comm.faults import Faults
 from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
@@ -215,9 +216,11 @@ class RunSession(Session):
         transfer: Transfer,
         group: GroupLinks | None = None,
         spans: Recorder = NO_SPANS,
+        faults: Faults = Faults(),  # noqa: B008 - it is a value
     ) -> None:
         self.mode = parse_mode(mode)
         self._spans, self._lane = spans, spans.main
+        self._faults = faults
         self._transfer = transfer
         self.rank = rank
         self.world_size = world_size
@@ -447,6 +450,8 @@ class RunSession(Session):
             self._check_untouched()
         self._check_frozen()
         self._replaying = False
+        if self._faults.all:
+            self._suffer()
         for request in self._stepper.step():
             self._exchange(request)
         with self._link:
@@ -466,6 +471,16 @@ class RunSession(Session):
         self._spans.begin_step(self._clock)
         if self._client.leave_due:
             raise SystemExit(0)  # the script ends here; `finish` says goodbye
+
+    def _suffer(self) -> None:
+        """Faults on purpose, at this step."""
+        for kind in self._faults.at(self._clock + 1):
+            if kind in ("flip", "cut"):
+                self._client.damage_next(kind)
+                continue
+            for p in self._parameters:
+                if p.grad is not None:
+                    p.grad = p.grad * (float("nan") if kind == "nan" else 1e4)
 
     def _exchange(self, request: Request) -> None:
         """Answer a stepper's request."""

@@ -1,0 +1,87 @@
+"""Faults on purpose: they happen where and when they were asked for, and the run takes them."""
+
+import psutil
+import pytest
+import torch
+
+from paceline.comm.faults import FAULTS
+from tests.integration.test_faults import SLOWLY, TOOLS, assert_every_sample_once
+
+SOURCE = TOOLS + "train(prepared(samples=96), epochs=3)"
+JOB = {"workers": 2, "servers": 2, "threads": 1}
+
+
+def assert_all_applied(ran, samples=96, epochs=3):
+    assert ran.error is None, ran.error
+    assert ran.status.samples == samples * epochs
+    assert [a["applied"] for a in ran.status.leases[:epochs]] == [samples] * epochs
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_worker_dies_at_its_step(run, monkeypatch, mode):
+    monkeypatch.setenv(FAULTS, "kill worker:1@4")
+    ran = run(SOURCE, mode=mode, **JOB)
+    assert_all_applied(ran)
+    assert ran.status.workers[1].restarts == 1 and ran.status.workers[0].restarts == 0
+
+
+def test_a_server_dies_at_its_update(run, monkeypatch):
+    undisturbed = run(SLOWLY, args=("3",), mode="bsp", checkpoint_every=4, **JOB)
+    monkeypatch.setenv(FAULTS, "kill server:1@7")
+    ran = run(SLOWLY, args=("3",), mode="bsp", checkpoint_every=4, **JOB)
+    assert_every_sample_once(ran, epochs=3)
+    assert "went back to checkpoint version-000000000004" in ran.status.messages[0]
+    assert ran.status.lost_updates in (2, 3)  # the seventh was under way
+    for name, value in undisturbed.model.items():
+        assert torch.equal(ran.model[name], value), name
+
+
+def test_who_is_stopped_goes_on_when_it_is_woken(run, monkeypatch):
+    monkeypatch.setenv(FAULTS, "stop worker:1@3:0.3s")
+    ran = run(SOURCE, mode="bsp", **JOB)
+    assert_all_applied(ran)
+    assert ran.status.restarts == 0 and ran.status.messages == []
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_frame_that_is_damaged_is_refused_and_its_worker_replaced(run, monkeypatch, damage, mode, link):
+    """Nothing of it is applied; what it was computed from is computed again."""
+    monkeypatch.setenv(FAULTS, f"{damage} worker:1@5")
+    ran = run(SOURCE, mode=mode, link=link, **JOB)
+    assert_all_applied(ran)
+    assert ran.status.workers[1].restarts == 1
+    assert ran.status.messages[0].startswith("worker:1 lost its link (")
+
+
+def test_a_huge_gradient_is_applied_and_a_nan_is_not(run, monkeypatch):
+    monkeypatch.setenv(FAULTS, "nan worker:0@2-3; huge worker:0@5")
+    ran = run(SOURCE, workers=1, mode="bsp", threads=1)
+    assert ran.error is None and ran.status.refused == 2
+    plain = run(SOURCE, workers=1, mode="bsp", threads=1)
+    assert all(bool(t.isfinite().all()) for t in ran.model.values())
+    assert plain.model  # it has the faults as well: they are the environment's
+    monkeypatch.delenv(FAULTS)
+    assert any(not torch.equal(ran.model[k], v) for k, v in run(SOURCE, workers=1, threads=1).model.items())
+
+
+def test_a_slow_worker_is_a_straggler(run, monkeypatch):
+    from paceline.observe.facts import facts_of
+    from paceline.observe.run_data import RunData
+
+    monkeypatch.setenv(FAULTS, "slow worker:1@1-1000:20ms")
+    ran = run(SOURCE, mode="bsp", **JOB)
+    assert_all_applied(ran)
+    slowest, factor = facts_of(RunData(ran.run.path)).straggler
+    assert slowest.rank == 1 and factor > 2
+
+
+def test_a_text_that_means_nothing_ends_the_run_before_it_begins(run, monkeypatch):
+    from paceline.exceptions import UsageError
+
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    monkeypatch.setenv(FAULTS, "kill everybody")
+    with pytest.raises(UsageError, match="'kill everybody' is not a fault"):
+        run(SOURCE, mode="bsp", **JOB)
+    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
