@@ -434,7 +434,7 @@ def run_command_that_kills(
     command = [sys.executable, "-m", "paceline", "run", "--workers", "2", "--servers", "2"]
     command += ["--max-restarts", str(restarts), "--run-dir", str(directory)]
     done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), victim, "2" if restarts else "1000000000"],
+        [*command, str(tmp_path / "script.py"), victim, "60" if restarts else "1000000000"],
         capture_output=True,
         text=True,
         timeout=60,

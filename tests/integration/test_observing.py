@@ -102,7 +102,7 @@ def test_slow_data_is_named(run):
 
 
 def test_a_run_that_only_computes_is_bound_by_its_workers(run):
-    source = loop(step=0).replace("SLOW_STEP and RANK == 1", "True").replace("(SLOW_STEP)", "(0.02)")
+    source = loop(samples=32).replace("SLOW_STEP and RANK == 1", "True").replace("(SLOW_STEP)", "(0.1)")
     found = limit_of(run(source, workers=2, mode="asp", threads=1))
     assert found.limit == "worker", found
 

@@ -332,6 +332,16 @@ def _check_random_life(rng: random.Random) -> None:
     assert (machine.error is not None) == (machine.state is RunState.FAILED)
 
 
+def test_a_server_killed_while_the_final_checkpoint_is_written_sends_the_run_back():
+    machine = started(workers=1)
+    machine.worker_finished(0)
+    assert machine.state is RunState.FINISHING
+    back, *launched = machine.exited("server", 0, 0, None, signal.SIGKILL)
+    assert isinstance(back, GoBack) and "while the final checkpoint was written" in back.reason
+    assert launched == [Launch("server", 0, 1), Launch("worker", 0, 1)]
+    assert machine.state is RunState.RECOVERING
+
+
 @pytest.mark.parametrize("how", ["exits", "reports an error"])
 def test_a_server_lost_while_the_final_checkpoint_is_written_fails_the_run_at_once(how: str) -> None:
     machine = RunMachine(servers=1, workers=1, max_restarts=0)

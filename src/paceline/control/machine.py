@@ -201,6 +201,9 @@ class RunMachine:
         """A process ended."""
         name = f"{role}:{rank}"
         how = f"was killed by {_name(signal)}" if signal else f"exited with code {code}"
+        finishing = self.state is RunState.FINISHING and role == "server" and signal is not None
+        if finishing and incarnation == self.server_incarnation and self._used < self._max_restarts:
+            return self._go_back(name, f"{how} while the final checkpoint was written", signal)
         if self._closing:
             return self._lost_while_saving(name, how, "")
         if incarnation != (self.server_incarnation if role == "server" else self.incarnations[rank]):
