@@ -380,6 +380,7 @@ def test_a_killed_server_sends_a_run_without_a_checkpoint_back_to_its_beginning(
     assert "back to its beginning" in said and "--checkpoint-every" in said
 
 
+@pytest.mark.slow
 def test_servers_may_be_killed_again_and_again(run):
     ran = run(
         SLOWLY,
@@ -495,7 +496,7 @@ train(prepared(), at_step=fate)
     assert f"for worker:{stopped};" in ran.error
 
 
-@pytest.mark.parametrize("mode", ["bsp", "asp"])
+@pytest.mark.parametrize("mode", first(1, ["bsp", "asp"]))
 def test_a_worker_that_hangs_is_ended_and_replaced(run, mode):
     """It can write no more then: it is gone before another one has its place."""
     source = """

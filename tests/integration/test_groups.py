@@ -505,6 +505,7 @@ def test_a_finished_run_is_resumed_to_the_same_end(run):
     assert_same_bits(everything(ran), before)
 
 
+@pytest.mark.slow
 def test_a_hybrid_run_is_resumed_in_a_mode_without_groups(tmp_path, monkeypatch):
     """Its groups were the old mode's: they need not be taken back by hand."""
     monkeypatch.setenv("PACELINE_RUNS", str(tmp_path))
@@ -572,7 +573,7 @@ def train(objects, epochs=2, at_step=lambda step: None):
 """
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 @pytest.mark.parametrize("mode, rank", [("allreduce", 0), ("allreduce", 2), ("hybrid:asp", 3)])
 def test_a_member_that_is_killed_again_and_again_ends_the_run_with_its_name(run, mode, rank, link):
     source = (

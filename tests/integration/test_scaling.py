@@ -109,7 +109,7 @@ def assert_every_sample_once(ran: Any) -> None:
 @pytest.mark.parametrize(
     ("mode", "link"),
     first(
-        3,
+        2,
         [
             ("bsp", "shm"),
             ("asp", "tcp"),

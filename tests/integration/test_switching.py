@@ -238,7 +238,7 @@ def assert_told(ran: Any, switched: list[tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize("servers", first(1, [2, 1]))
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_a_run_goes_through_all_modes_without_losing_or_repeating_a_sample(run, ask, link, servers):
     watch = Switching(ask, "asp", "ssp:1", "backup:1", "bsp", "ssp:0", "bsp", "backup:1", "asp", "bsp")
     ran = run(PLAIN, workers=3, servers=servers, link=link, threads=1, mode="bsp", watch=watch)
@@ -248,7 +248,7 @@ def test_a_run_goes_through_all_modes_without_losing_or_repeating_a_sample(run, 
     assert_modes_in_log(rows_of(ran), "bsp", watch.done)
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_switching_between_dampings_and_quorums(run, ask, link):
     """Pushes that servers hold for a quorum are applied, whatever comes next."""
     modes = (
@@ -704,6 +704,7 @@ def resumed(ran: Any) -> list[dict[str, int]]:
     return [*before, *after]
 
 
+@pytest.mark.slow
 def test_a_resume_between_two_turns_of_a_schedule_goes_on_with_the_second(run):
     schedule = ("20=asp", "400=bsp")
     settings = {"workers": 3, "servers": 2, "threads": 1, "schedule": schedule}
