@@ -133,8 +133,8 @@ def test_spans_add_up_to_the_time_of_each_step(run, settings):
         took = np.diff(ends)
         added = mine[mine["rank"] == rank].groupby("step").ns.sum() / 1e9
         found = added.reindex(range(1, len(ends))).to_numpy()
-        assert found.sum() == pytest.approx(took.sum(), rel=0.02)
         # Whatever happens between the script's reading of its clock and ours belongs to the neighbour.
+        assert found.sum() == pytest.approx(took.sum(), rel=0.02, abs=0.03)
         assert np.median(np.abs(found - took) / took) < 0.02
 
 
