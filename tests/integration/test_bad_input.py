@@ -361,13 +361,16 @@ def test_a_port_scan_of_a_server_is_refused_and_does_not_disturb_the_run(run):
 
 def test_strangers_who_hold_connections_open_do_not_keep_a_replaced_worker_out(run):
     held: list[socket.socket] = []
+    died: list[bool] = []
 
     def watch(status, lines, engine):
-        if held or not status.version:
-            return
-        (port,) = _ports(engine.pids()["server:0"])
-        held.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(100))
-        (Path(status.run_dir) / "die").touch()
+        where = Path(status.run_dir)
+        if not held and status.version:
+            (port,) = _ports(engine.pids()["server:0"])
+            held.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(100))
+        elif held and not died and "too many connections" in (where / "logs" / "server-0.log").read_text():
+            died.append(True)
+            (where / "die").touch()
 
     source = """
 def loss_of(output, target):
