@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paceline.comm.faults import FAULTS
+from paceline.observe.run_data import RunData
 from tests.integration.test_faults import SLOWLY, TOOLS, assert_every_sample_once
 from tests.speed import first
 
@@ -42,6 +43,8 @@ def test_who_is_stopped_goes_on_when_it_is_woken(run, monkeypatch):
     ran = run(SOURCE, mode="bsp", **JOB)
     assert_all_applied(ran)
     assert ran.status.restarts == 0 and ran.status.messages == []
+    spans = RunData(ran.run.path).spans
+    assert spans[(spans.role == "worker") & (spans["rank"] == 1)].ns.max() > 0.25e9  # it was stopped
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,6 @@ def test_a_huge_gradient_is_applied_and_a_nan_is_not(run, monkeypatch):
 
 def test_a_slow_worker_is_a_straggler(run, monkeypatch):
     from paceline.observe.facts import facts_of
-    from paceline.observe.run_data import RunData
 
     monkeypatch.setenv(FAULTS, "slow worker:1@1-1000:20ms")
     ran = run(SOURCE, mode="bsp", **JOB)

@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_and_the_run_goes_on(run):
 
 def test_a_mode_that_needs_more_workers_keeps_them(run):
     ran, watch = scaled(run, 1, mode="backup:1")
-    assert_every_sample_once(ran) if not ran.status.dropped else None
+    assert ran.error is None
     assert "it needs at least 2 workers" in watch.answers[0]["refused"]
 
 

@@ -310,8 +310,10 @@ class Controller:
         self._announced = False
         self._cause_due = self._save_due = None
         patience = time.monotonic() + _END_S
-        for role in self.plan.roles:
-            self._engine.kill(role.role, role.rank, signal.SIGKILL)
+        servers = [("server", rank) for rank in self.status.servers]
+        # With those that joined since: all whom the run has had.
+        for role, rank in [*servers, *(("worker", rank) for rank in self.status.workers)]:
+            self._engine.kill(role, rank, signal.SIGKILL)
         while self._engine.pids() and time.monotonic() < patience:
             select.select([self._engine], [], [], 0.1)
             self._engine.exits()  # of no interest: they were meant
