@@ -12,11 +12,11 @@ From a shell: `PACELINE_FAULTS="kill worker:1@5" paceline run …`. All kinds: `
 """
 
 import contextlib
-import os
 import random
 from collections.abc import Iterator, Sequence
 
 from paceline.comm.faults import FAULTS, Fault, Faults
+from paceline.testing.environment import environment
 
 __all__ = ["Fault", "Faults", "faulty", "random_faults"]
 
@@ -24,15 +24,8 @@ __all__ = ["Fault", "Faults", "faulty", "random_faults"]
 @contextlib.contextmanager
 def faulty(faults: Faults | str) -> Iterator[None]:
     """Runs that start in this block have these faults. It sets PACELINE_FAULTS: for one thread at a time."""
-    before = os.environ.get(FAULTS)
-    os.environ[FAULTS] = str(Faults.parse(str(faults)))
-    try:
+    with environment(FAULTS, str(Faults.parse(str(faults)))):
         yield
-    finally:
-        if before is None:
-            del os.environ[FAULTS]
-        else:
-            os.environ[FAULTS] = before
 
 
 def random_faults(

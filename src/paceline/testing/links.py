@@ -9,10 +9,10 @@ From a shell: `PACELINE_LINK_CONDITIONS=latency=200ms,rate=100mbit paceline run 
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 from paceline.comm.impairment import LINK_CONDITIONS, LinkConditions, impaired
+from paceline.testing.environment import environment
 
 __all__ = ["LinkConditions", "impaired", "slow_links"]
 
@@ -24,12 +24,5 @@ def slow_links(conditions: LinkConditions | str) -> Iterator[None]:
     Their workers reach the servers over TCP, on one host too. It sets PACELINE_LINK_CONDITIONS, so it is
     not for two threads at once, and an engine whose fork server runs already (KeptEngine) does not see it.
     """
-    before = os.environ.get(LINK_CONDITIONS)
-    os.environ[LINK_CONDITIONS] = str(LinkConditions.parse(str(conditions)))
-    try:
+    with environment(LINK_CONDITIONS, str(LinkConditions.parse(str(conditions)))):
         yield
-    finally:
-        if before is None:
-            del os.environ[LINK_CONDITIONS]
-        else:
-            os.environ[LINK_CONDITIONS] = before
