@@ -33,6 +33,7 @@ __all__ = [
     "PREFETCH",
     "QUIET",
     "QUORUM",
+    "REPLICAS",
     "RUN",
     "RUN_DIR",
     "SCHEDULE",
@@ -199,7 +200,13 @@ DEADLINE = typer.Option(
 MAX_RESTARTS = typer.Option(
     "--max-restarts",
     metavar="N",
-    help="How many dead workers are replaced before the run fails.",
+    help="How many dead roles are replaced before the run fails.",
+    rich_help_panel=_FAULTS,
+)
+REPLICAS = typer.Option(
+    "--replicas",
+    metavar="N",
+    help="So many other servers hold a copy of every parameter, and go on when one dies.",
     rich_help_panel=_FAULTS,
 )
 CHECKPOINT_EVERY = typer.Option(

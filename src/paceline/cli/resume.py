@@ -28,6 +28,7 @@ def resume(
     optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
     deadline_s: Annotated[float | None, options.DEADLINE] = None,
     max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,
+    replicas: Annotated[int | None, options.REPLICAS] = None,
     checkpoint_every: Annotated[int | None, options.CHECKPOINT_EVERY] = None,
     keep_checkpoints: Annotated[int | None, options.KEEP_CHECKPOINTS] = None,
     quiet: Annotated[bool, options.QUIET] = False,

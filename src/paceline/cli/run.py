@@ -35,6 +35,7 @@ def run(
     optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
     deadline_s: Annotated[float, options.DEADLINE] = Job.deadline_s,
     max_restarts: Annotated[int, options.MAX_RESTARTS] = Job.max_restarts,
+    replicas: Annotated[int, options.REPLICAS] = Job.replicas,
     checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,
     keep_checkpoints: Annotated[int, options.KEEP_CHECKPOINTS] = Job.keep_checkpoints,
     run_dir: Annotated[str | None, options.RUN_DIR] = None,

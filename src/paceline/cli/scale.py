@@ -1,4 +1,4 @@
-"""paceline scale: more or fewer workers for a run that is going on."""
+"""paceline scale: more or fewer workers or servers for a run that is going on."""
 
 from typing import Annotated
 
@@ -13,25 +13,36 @@ _ANSWER_S = 60.0
 
 def scale(
     run: Annotated[str, options.RUN],
-    workers: Annotated[int, typer.Option("--workers", "-w", help="How many workers to go on with.")],
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-w", help="How many workers to go on with.")
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option("--servers", "-s", help="How many servers to go on with.")
+    ] = None,
 ) -> None:
-    """Let workers join or leave a run that is going on; the others do not stop.
+    """Let workers or servers join or leave a run that is going on; the others do not stop.
 
-    Who leaves does so after the step that it is at, and every sample still counts once.
+    A worker that leaves does so after the step that it is at, and every sample still counts once. A server
+    that leaves gives what it holds to the others.
 
     [dim]paceline scale last --workers 6[/dim]
     """
     from paceline.control import Requests, find_run
     from paceline.exceptions import UsageError
 
+    if workers is None and servers is None:
+        raise UsageError("scale to what? Give --workers N, --servers N, or both")
+    sizes = {"workers": workers, "servers": servers}
+    wanted = " ".join(f"--{name} {size}" for name, size in sizes.items() if size is not None)
     found = find_run(run)
     if not found.alive():
         raise UsageError(
             f"run {found.id} is {found.state()}, so there is nothing to scale; `paceline resume {found.id} "
-            f"--workers {workers}` goes on from its last checkpoint with {workers}"
+            f"{wanted}` goes on from its last checkpoint so"
         )
-    body = {"kind": "scale", "workers": workers}
+    body = {"kind": "scale", **sizes}
     answer = Requests(found.path).ask(body, alive=found.alive, within_s=_ANSWER_S)
     if answer.get("refused"):
         raise UsageError(f"run {found.id} was not scaled and goes on as it was: {answer['refused']}")
-    typer.echo(f"Run {found.id} goes on with {answer['workers']} workers from update {answer['version']}.")
+    now = f"{answer['workers']} workers and {answer['servers']} servers"
+    typer.echo(f"Run {found.id} goes on with {now} from update {answer['version']}.")

@@ -60,7 +60,8 @@ class Kind(IntEnum):
     TAKE = 11  # worker → lead: leases, please
     GRANT = 12  # lead → worker: here they are
     ASSIGN = 13  # worker → server: overwrite the parameters of your shard
-    STATE = 14  # worker → server: the optimizer state of your shard, please (or: here it is)
+    STATE = 14  # worker → server: the optimizer state of your shard, please (or: here it is); also between
+    #             servers, for slices that change hands
     SAVED = 15  # worker → lead: my part of a checkpoint
     ORDER = 16  # lead → follower: the next instruction in the run's one order
     DONE = 17  # follower → lead: part of a checkpoint written, or a partial norm
@@ -74,6 +75,7 @@ class Kind(IntEnum):
     SWITCH = 25  # controller → lead: go on in another mode
     MEET = 26  # worker ↔ worker: members of a group tell each other what they do
     LEAVE = 28  # controller → lead: let these workers go
+    SENDS = 29  # worker → server: the slices that my pushes bring from now on
     CLOCK = 27  # role → controller: what time is it? and the answer
 
 
@@ -85,6 +87,12 @@ _BODY_LIMIT = {
     Kind.ADOPT: _LARGE,
     Kind.ADOPTED: _LARGE,
     Kind.STATE: _LARGE,
+    Kind.ORDER: _LARGE,
+    Kind.ADMIT: 4 << 20,
+    Kind.GRANT: 4 << 20,
+    Kind.ATTACHED: 4 << 20,
+    Kind.ATTACH: 4 << 20,
+    Kind.SENDS: 4 << 20,
     Kind.MEET: 4 << 20,
 }
 _WITH_PAYLOAD = frozenset(

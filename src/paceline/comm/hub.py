@@ -54,7 +54,8 @@ class Hub:
         self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float, clock_ns: int = 0
     ) -> None:
         self.listener = listener
-        self._handler = handler
+        self.handler = handler
+        """Another one may take its place."""
         self._secret = secret
         self._patience_s = patience_s
         self._clock_ns = clock_ns
@@ -118,7 +119,7 @@ class Hub:
     def handle(self, connection: Connection, frame: Frame) -> None:
         """Give a frame to the handler; what it refuses is sent back and ends the connection."""
         try:
-            self._handler.on_frame(connection, frame)
+            self.handler.on_frame(connection, frame)
         except PacelineError as error:
             refuse(connection, error)
             self.end(connection, str(error))
@@ -127,7 +128,7 @@ class Hub:
         """Close a connection and tell the handler."""
         self.release(connection)
         connection.close()
-        self._handler.on_end(connection, reason)
+        self.handler.on_end(connection, reason)
 
     def close(self) -> None:
         """Stop listening. Connections are the handler's to close."""
@@ -156,7 +157,7 @@ class Hub:
             return  # it went away before we looked
         if self._newcomers[sock.family] >= _MAX_NEWCOMERS:
             sock.close()
-            self._handler.on_stranger("too many connections authenticating at once")
+            self.handler.on_stranger("too many connections authenticating at once")
             return
         self._newcomers[sock.family] += 1
         threading.Thread(target=self._meet, args=(sock,), name="newcomer", daemon=True).start()
@@ -182,13 +183,13 @@ class Hub:
 
     def _turn_away(self, family: int, reason: str) -> None:
         self._newcomers[family] -= 1
-        self._handler.on_stranger(reason)
+        self.handler.on_stranger(reason)
 
     def _welcome(self, connection: Connection, body: dict[str, Any]) -> None:
         self._newcomers[connection.sock.family] -= 1
         self.add(connection)
         try:
-            self._handler.on_hello(connection, body)
+            self.handler.on_hello(connection, body)
         except PacelineError as error:
             refuse(connection, error)
             self.end(connection, str(error))

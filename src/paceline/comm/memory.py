@@ -17,7 +17,6 @@ from paceline.exceptions import LinkError
 
 __all__ = ["Access", "Region"]
 
-_F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python's fcntl does not name it
 _PRESENT, _OF_FILE = 1 << 63, 1 << 61  # of an entry of /proc/self/pagemap
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -80,9 +79,13 @@ class Region:
             _close(fd)
             raise
 
-    def seal_writes(self) -> None:
-        """From now on nobody can map it for shared writing; mappings that exist keep theirs."""
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+    def read_only_fd(self) -> int:
+        """A descriptor through which it can be mapped for reading, and privately, but not for shared writing.
+        The caller's to close.
+
+        (A seal on future writing would hold for servers that come later, too.)
+        """
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def private_pages(self) -> int:
         """Of a PRIVATE mapping: how many of its pages were written to here. Read off the kernel's page

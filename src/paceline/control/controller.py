@@ -21,12 +21,16 @@ from paceline.comm.frames import field
 from paceline.control.machine import (
     Announce,
     Decision,
+    Dismiss,
     End,
     GoBack,
+    Introduce,
     Kill,
     Launch,
+    LostServer,
     Note,
     Retire,
+    RetireServer,
     RunMachine,
     RunState,
     Save,
@@ -98,6 +102,7 @@ class Controller:
             workers=job.workers,
             max_restarts=job.max_restarts,
             groups=plan.groups,
+            replicas=job.replicas,
         )
         self._links: dict[str, Connection] = {}
         self._heard: dict[int, float] = {}
@@ -106,6 +111,7 @@ class Controller:
         """While the run goes back: workers that have not said yet how far they had come."""
         self._addresses: dict[int, dict[str, Any]] = {}
         self._announced = False
+        self._led_by = 0
         self._cause_due: float | None = None
         self._save_due: float | None = None
         self._version_before = 0
@@ -182,7 +188,7 @@ class Controller:
                 reason = (
                     f"server:{rank} has said nothing for {now - heard:.0f} s (half of --deadline): it hangs"
                 )
-                incarnation = self._machine.server_incarnation
+                incarnation = self._machine.server_incarnations[rank]
                 self._do(self._machine.hung("server", rank, incarnation, reason))
 
     def _sample(self, sampler: Sampler) -> None:
@@ -204,13 +210,27 @@ class Controller:
                     self._engine.kill(role, rank, signal.SIGKILL)
                 case Retire(rank):
                     with contextlib.suppress(LinkError, KeyError):
-                        self._links["server:0"].send(Kind.LEAVE, {"worker": rank})
+                        self._links[self._lead].send(Kind.LEAVE, {"worker": rank})
+                case RetireServer(rank):
+                    with contextlib.suppress(LinkError, KeyError):
+                        self._links[self._lead].send(Kind.LEAVE, {"server": rank})
+                case Dismiss(rank):
+                    self._addresses.pop(rank, None)
+                    self._heard.pop(rank, None)
+                    self.status.servers.pop(rank, None)
+                    self._note(f"server:{rank} has given all it held to the others, and left")
+                    with contextlib.suppress(LinkError, KeyError):
+                        self._links[f"server:{rank}"].send(Kind.STOP)
                 case Announce():
                     self._announce()
                 case Save():
                     self._save()
                 case GoBack(reason):
                     self._go_back(reason)
+                case LostServer(rank, lead):
+                    self._go_on_without(rank, lead)
+                case Introduce(rank):
+                    self._start(f"server:{rank}")
                 case WaitForCause():
                     self._cause_due = self._cause_due or time.monotonic() + _CAUSE_S
                 case Note(text):
@@ -225,7 +245,7 @@ class Controller:
         threads = next((r for r in alike if r.rank == rank), alike[0]).threads
         common = {
             "rank": rank,
-            "servers": len(self.plan.servers),
+            "servers": len(self._machine.server_incarnations),
             "workers": len(self._machine.working),
             "groups": [list(group) for group in self.plan.groups],
             "deadline_s": job.deadline_s,
@@ -242,6 +262,8 @@ class Controller:
                 "incarnation": incarnation,
                 "worker_threads": sum(role.threads for role in self.plan.workers),
                 "run_dir": str(self.run_dir.path),
+                "lead": self._machine.lead,
+                "replicas": job.replicas,
                 "checkpoint_every": job.checkpoint_every,
                 "keep_checkpoints": job.keep_checkpoints,
                 "resume": None if self._resume is None else str(self._resume),
@@ -282,16 +304,36 @@ class Controller:
             self._start(name)
 
     def _start(self, name: str) -> None:
-        body: dict[str, Any] = {"servers": [self._addresses[i] for i in sorted(self._addresses)]}
-        if name.startswith("server:"):
-            body["lead"] = self._addresses[0]
+        servers = {str(rank): address for rank, address in sorted(self._addresses.items())}
         with contextlib.suppress(LinkError):
-            self._links[name].send(Kind.START, body)
+            self._links[name].send(Kind.START, {"servers": servers, "lead": self._machine.lead})
+
+    @property
+    def _lead(self) -> str:
+        """The name of the server that leads."""
+        return f"server:{self._machine.lead}"
+
+    def _go_on_without(self, rank: int, lead: int) -> None:
+        """A server is gone; if it led, another one does now."""
+        self._addresses.pop(rank, None)
+        self._heard.pop(rank, None)
+        if self._led_by == lead:
+            return
+        self._led_by = lead
+        for name in [name for name in self._links if name.startswith("server:")]:
+            if name != f"server:{rank}":
+                self._start(name)
+        # What the one before was asked for it may not have done.
+        for worker in self._machine.retired:
+            with contextlib.suppress(LinkError, KeyError):
+                self._links[self._lead].send(Kind.LEAVE, {"worker": worker})
+        for name in self._switching.copy():
+            self._answer(name, {"refused": f"server:{rank}, which led the run, is gone: ask again"})
 
     def _save(self) -> None:
-        link = self._links.get("server:0")
+        link = self._links.get(self._lead)
         if link is None:
-            self._do(self._machine.saved("server:0 is gone"))
+            self._do(self._machine.saved(f"{self._lead} is gone"))
             return
         patience = _SAVE_S if self._machine.state is RunState.STOPPING else self.plan.job.deadline_s
         self._save_due = time.monotonic() + patience
@@ -308,6 +350,7 @@ class Controller:
         self._addresses.clear()
         self._heard.clear()
         self._announced = False
+        self._led_by = 0
         self._cause_due = self._save_due = None
         patience = time.monotonic() + _END_S
         servers = [("server", rank) for rank in self.status.servers]
@@ -469,6 +512,15 @@ class Controller:
         if "note" in body:
             self._note(str(body["note"]))
             return
+        if "whole" in body:
+            self._do(self._machine.whole(set(body["whole"])))
+            return
+        if "departed" in body:
+            self._do(self._machine.departed(int(body["departed"])))
+            return
+        if "unreachable" in body:
+            self._engine.kill("server", int(body["unreachable"]), signal.SIGKILL)
+            return
         if "mode" in body:
             self._on_mode(str(body["mode"]), int(body["version"]), body.get("request"))
             return
@@ -505,7 +557,7 @@ class Controller:
                 case "switch":
                     self._switch(name, parse_mode(str(body.get("mode"))))
                 case "scale":
-                    self._scale(name, body.get("workers"))
+                    self._scale(name, body.get("workers"), body.get("servers"))
                 case other:
                     raise UsageError(
                         f"a request of kind {other!r:.40} is unknown here; known: 'switch', 'scale'"
@@ -513,12 +565,17 @@ class Controller:
         except UsageError as error:
             self._answer(name, {"refused": str(error)})
 
-    def _scale(self, request: str, workers: Any) -> None:
-        """Have another number of workers. UsageError if this run cannot."""
+    def _scale(self, request: str, workers: Any, servers: Any) -> None:
+        """Have another number of workers, or servers. UsageError if this run cannot."""
+        if workers is None and servers is None:
+            raise UsageError("a scale request needs a number of workers or of servers")
+        if servers is not None:
+            self._check_servers_wanted(servers)
+        workers = len(self._machine.working) if workers is None else workers
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise UsageError(f"workers={workers!r:.40}: a run needs at least one worker")
         mode, data = parse_mode(self.status.mode), self.status.samples_per_epoch
-        if mode.grouped or mode.by_epoch:
+        if workers != len(self._machine.working) and (mode.grouped or mode.by_epoch):
             raise UsageError(
                 f"in mode {mode} the workers are agreed on when the run begins: stop it, and `paceline "
                 f"resume` it with --workers {workers}"
@@ -540,9 +597,45 @@ class Controller:
             )
             self._note(f"from {len(before)} to {len(after)} workers: {what}")
         self._set_mode(mode)
+        if servers is not None:
+            self._scale_servers(servers)
+        present = {"workers": len(after), "servers": len(self._machine.serving)}
         with self._going_on_without_disk():
-            self.run_dir.record_setting(workers=workers)
-        self._answer(request, {"workers": len(after), "version": self.status.version})
+            self.run_dir.record_setting(**present)
+        self._answer(request, {**present, "version": self.status.version})
+
+    def _scale_servers(self, servers: int) -> None:
+        before = self._machine.serving
+        self._do(self._machine.scale_servers(servers))
+        after = self._machine.serving
+        for rank in sorted(after - before):
+            self.status.servers[rank] = ServerStatus(rank=rank)
+        if names := sorted(before ^ after):
+            what = "join" if after > before else "leave"
+            who = ", ".join(f"server:{rank}" for rank in names)
+            self._note(f"from {len(before)} to {len(after)} servers: {who} {what}{'s' * (len(names) == 1)}")
+
+    def _check_servers_wanted(self, servers: Any) -> None:
+        """UsageError if the run cannot have so many servers."""
+        mode, job = parse_mode(self.status.mode), self.plan.job
+        if not isinstance(servers, int) or isinstance(servers, bool) or servers < 1:
+            raise UsageError(f"servers={servers!r:.40}: a run needs at least one server")
+        if servers <= job.replicas:
+            raise UsageError(
+                f"servers={servers}: with replicas={job.replicas} every parameter is on {job.replicas + 1} "
+                f"servers, so at least {job.replicas + 1} must stay"
+            )
+        reason = None
+        if mode.grouped or mode.by_epoch or mode.needs_memory:
+            reason = f"in mode {mode} the servers are agreed on when the run begins"
+        elif mode.damping in ("dc", "gap"):
+            reason = f"in mode {mode} servers remember what every worker read last, which is not handed on"
+        elif job.transfer.pipelined or job.compress_replies:
+            reason = "with overlap, prefetch or compress_replies slices cannot change hands"
+        if reason is not None:
+            raise UsageError(f"{reason}: stop the run, and `paceline resume` it with --servers {servers}")
+        if self._machine.state is not RunState.RUNNING:
+            raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
 
     def _switch(self, request: str, mode: ModeSpec) -> None:
         """Have the lead server go on in another mode. UsageError if this run cannot."""
@@ -553,7 +646,7 @@ class Controller:
         job.transfer.check(mode)
         if job.clip_norm is not None and mode.name != "bsp":
             raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
-        link = self._links.get("server:0")
+        link = self._links.get(self._lead)
         if link is None or self._machine.state is not RunState.RUNNING:
             raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
         if mode == present and not self._switching:

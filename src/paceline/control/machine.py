@@ -6,6 +6,7 @@
 No processes, sockets or time: the controller carries out what is decided here.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,12 +15,16 @@ from signal import Signals
 __all__ = [
     "Announce",
     "Decision",
+    "Dismiss",
     "End",
     "GoBack",
+    "Introduce",
     "Kill",
     "Launch",
+    "LostServer",
     "Note",
     "Retire",
+    "RetireServer",
     "RunMachine",
     "RunState",
     "Save",
@@ -70,6 +75,20 @@ class Retire:
 
 
 @dataclass(frozen=True)
+class RetireServer:
+    """Have a server give what it holds to the others."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """A server holds nothing any more: it may end."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class Announce:
     """Tell everybody where the servers are."""
 
@@ -92,6 +111,21 @@ class GoBack:
 
 
 @dataclass(frozen=True)
+class LostServer:
+    """A server is gone, and others hold copies of all it held. They go on, led by `lead`."""
+
+    rank: int
+    lead: int
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """A server has come to a run that goes on: tell it who leads."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class Note:
     """Something the user should read."""
 
@@ -103,11 +137,29 @@ class End:
     """Stop all processes: the run is over."""
 
 
-Decision = Launch | Kill | Retire | Announce | Save | WaitForCause | GoBack | Note | End
+Decision = (
+    Launch
+    | Kill
+    | Retire
+    | RetireServer
+    | Dismiss
+    | Announce
+    | Save
+    | WaitForCause
+    | GoBack
+    | LostServer
+    | Introduce
+    | Note
+    | End
+)
 
 
 class RunMachine:
-    """Decides what a run does next. Each event returns the decisions it causes, in order."""
+    """Decides what a run does next. Each event returns the decisions it causes, in order.
+
+    Args:
+        replicas: so many other servers hold a copy of each slice.
+    """
 
     def __init__(
         self,
@@ -116,18 +168,32 @@ class RunMachine:
         workers: int,
         max_restarts: int,
         groups: Sequence[Sequence[int]] = (),
+        replicas: int = 0,
     ) -> None:
         self.state = RunState.PENDING
         self.error: tuple[str, str, str] | None = None
         """Role, message, traceback of the first error."""
         self.incarnations = dict.fromkeys(range(workers), 0)
         self.restarts = dict.fromkeys(range(workers), 0)
-        self.server_incarnation = 0
-        """Of all servers: they are started together."""
+        self.server_incarnations = dict.fromkeys(range(servers), 0)
+        self._gone_servers: dict[int, int] = {}
+        """Of those that have left: their incarnations."""
+        self.server_restarts = 0
+        """How often servers were replaced, alone or, when the run went back, all together."""
+        self.lead = 0
+        """The server that leads."""
         self.finished: set[int] = set()
         self.retired: set[int] = set()
         """Workers that were asked to leave, whether they have or not yet."""
-        self._servers = servers
+        self._replicas = replicas
+        self._covered = False
+        """Whether all slices have had all their copies."""
+        self._missing: set[int] = set()
+        """Servers that are gone since that was so last."""
+        self._coming: set[int] = set()
+        """Servers that do not hold anything yet: more than there were."""
+        self.leaving: set[int] = set()
+        """Servers that are to hold nothing any more, whether they do yet or not."""
         self._max_restarts = max_restarts
         self._groups = groups
         self._ready: set[int] = set()
@@ -142,7 +208,7 @@ class RunMachine:
         return self._launch_all()
 
     def _launch_all(self) -> list[Decision]:
-        servers = [Launch("server", rank, self.server_incarnation) for rank in range(self._servers)]
+        servers = [Launch("server", rank, number) for rank, number in self.server_incarnations.items()]
         return [*servers, *(Launch("worker", rank, self.incarnations[rank]) for rank in self.working)]
 
     def server_ready(self, rank: int) -> list[Decision]:
@@ -150,14 +216,18 @@ class RunMachine:
         if rank in self._ready:
             return []
         self._ready.add(rank)
-        if self._closing or len(self._ready) < self._servers:
+        if self._closing:
+            return []
+        if rank in self._missing | self._coming:
+            return [Introduce(rank)]
+        if len(self._ready) < len(self.server_incarnations):
             return []
         self.state = RunState.RUNNING
         return [Announce()]
 
     def worker_back(self, rank: int) -> list[Decision]:
         """A replaced worker is here again."""
-        if self.state is RunState.RECOVERING and len(self._ready) == self._servers:
+        if self.state is RunState.RECOVERING and len(self._ready | self._missing) == self._num_servers:
             self.state = RunState.RUNNING
         return []
 
@@ -195,18 +265,52 @@ class RunMachine:
             decisions.append(Launch("worker", rank, self.incarnations[rank]))
         return decisions
 
+    @property
+    def serving(self) -> set[int]:
+        """Servers that are to hold parameters."""
+        return self.server_incarnations.keys() - self.leaving
+
+    def scale_servers(self, servers: int) -> list[Decision]:
+        """Have so many servers, at least one. The highest ranks go first; the lead stays."""
+        decisions: list[Decision] = []
+        while len(self.serving) > max(1, servers):
+            rank = max(self.serving - {self.lead})
+            self.leaving.add(rank)
+            decisions.append(RetireServer(rank))
+        while len(self.serving) < servers:
+            rank = next(r for r in itertools.count() if r not in self.server_incarnations)
+            self.server_incarnations[rank] = self._gone_servers.pop(rank, -1) + 1
+            self._coming.add(rank)
+            decisions.append(Launch("server", rank, self.server_incarnations[rank]))
+        return decisions
+
+    def departed(self, rank: int) -> list[Decision]:
+        """A server that was to leave holds nothing any more."""
+        return [Dismiss(rank)] if rank in self.leaving else []
+
     def exited(
         self, role: str, rank: int, incarnation: int, code: int | None, signal: int | None
     ) -> list[Decision]:
         """A process ended."""
         name = f"{role}:{rank}"
         how = f"was killed by {_name(signal)}" if signal else f"exited with code {code}"
+        numbers = self.server_incarnations if role == "server" else self.incarnations
+        present = incarnation == numbers.get(rank)
+        if role == "server" and present and rank in self.leaving and signal is None:
+            self._gone_servers[rank] = self.server_incarnations.pop(rank)
+            self.leaving.discard(rank)
+            self._ready.discard(rank)
+            return []
+        if role == "server" and present and rank in self._coming and not self._closing:
+            return self._come_again(rank, how)
+        if role == "server" and present and signal is not None and self._can_lose(rank):
+            return self._lose(rank, how)
         finishing = self.state is RunState.FINISHING and role == "server" and signal is not None
-        if finishing and incarnation == self.server_incarnation and self._used < self._max_restarts:
+        if finishing and present and self._used < self._max_restarts:
             return self._go_back(name, f"{how} while the final checkpoint was written", signal)
         if self._closing:
             return self._lost_while_saving(name, how, "")
-        if incarnation != (self.server_incarnation if role == "server" else self.incarnations[rank]):
+        if not present:
             return []
         if role == "server":
             return self._go_back(name, how, signal)
@@ -231,6 +335,63 @@ class RunMachine:
             )
         return self._replace(rank, how)
 
+    def _come_again(self, rank: int, how: str) -> list[Decision]:
+        """A server has gone before it held anything: nothing is lost."""
+        self._ready.discard(rank)
+        if self._used >= self._max_restarts:
+            self._coming.discard(rank)
+            self._gone_servers[rank] = self.server_incarnations.pop(rank)
+            return [Note(f"server:{rank} {how} before it held anything; the run goes on without it.")]
+        self.server_restarts += 1
+        self.server_incarnations[rank] += 1
+        note = Note(f"server:{rank} {how} before it held anything; another one is started.")
+        return [note, Launch("server", rank, self.server_incarnations[rank])]
+
+    def whole(self, servers: set[int]) -> list[Decision]:
+        """The lead says that all slices have all their copies, on these servers."""
+        back = sorted(self._missing & servers)
+        self._covered = True
+        self._missing -= servers
+        self._coming -= servers
+        return [Note(f"server:{rank} holds copies again, as the one before it did") for rank in back]
+
+    @property
+    def _num_servers(self) -> int:
+        return len(self.server_incarnations)
+
+    def _can_lose(self, rank: int) -> bool:
+        """Whether others hold all that this server held, however slices were dealt."""
+        going_on = self.state in (
+            RunState.RUNNING,
+            RunState.RECOVERING,
+            RunState.FINISHING,
+            RunState.STOPPING,
+        )
+        copies = min(self._replicas, self._num_servers - 1)
+        enough = self._covered and len(self._missing | {rank}) <= copies
+        return going_on and enough and self._used < self._max_restarts
+
+    def _lose(self, rank: int, how: str) -> list[Decision]:
+        """A server is gone, and another process will take its place while the rest go on."""
+        used = self._used
+        self.server_restarts += 1
+        self.server_incarnations[rank] += 1
+        self._ready.discard(rank)
+        self._missing.add(rank)
+        led = rank == self.lead
+        if led:
+            self.lead = min(self.server_incarnations.keys() - self._missing - self._coming)
+        text = f"server:{rank} {how}; others hold copies of all it held, and go on"
+        led_by = f", led by server:{self.lead}" if led else ""
+        count = f"(restart {used + 1} of at most {self._max_restarts})"
+        if self._closing:
+            return [Note(f"{text}{led_by}."), LostServer(rank, self.lead), Save()]
+        return [
+            Note(f"{text}{led_by}. It is replaced {count}."),
+            LostServer(rank, self.lead),
+            Launch("server", rank, self.server_incarnations[rank]),
+        ]
+
     def _replace(self, rank: int, how: str) -> list[Decision]:
         """Another process takes a worker's place."""
         used = self._used
@@ -248,17 +409,17 @@ class RunMachine:
     def hung(self, role: str, rank: int, incarnation: int | None, reason: str) -> list[Decision]:
         """A role makes no progress, or nothing but nonsense: another process is to take its place."""
         name = f"{role}:{rank}"
-        present = self.server_incarnation if role == "server" else self.incarnations[rank]
+        present = (self.server_incarnations if role == "server" else self.incarnations).get(rank)
         if self._closing or incarnation not in (None, present) or self.state is RunState.RECOVERING:
             return []
         if self._used >= self._max_restarts:
-            return self._fail("server:0" if role == "worker" else name, reason, "")  # who noticed
+            return self._fail(f"server:{self.lead}" if role == "worker" else name, reason, "")  # who noticed
         return [Note(f"{reason}. {name} is ended and replaced."), Kill(role, rank)]
 
     @property
     def _used(self) -> int:
         """Restarts so far; going back counts as one."""
-        return sum(self.restarts.values()) + self.server_incarnation
+        return sum(self.restarts.values()) + self.server_restarts
 
     def _go_back(self, name: str, how: str, signal: int | None) -> list[Decision]:
         """Parameters died with a server, or a group with its member: all go on from the last checkpoint."""
@@ -278,9 +439,15 @@ class RunMachine:
                 "resume` goes on from the last checkpoint if there is one (--checkpoint-every writes them).",
                 "",
             )
-        self.server_incarnation += 1
+        self.server_restarts += 1
         for rank in self.incarnations:
             self.incarnations[rank] += 1
+        # As many servers as there were to be, numbered from 0.
+        latest = max([*self.server_incarnations.values(), *self._gone_servers.values()])
+        self.server_incarnations = dict.fromkeys(range(len(self.serving)), latest + 1)
+        self.lead, self._covered = 0, False
+        for servers in (self._missing, self._coming, self.leaving):
+            servers.clear()
         self.state = RunState.RECOVERING
         self._ready.clear()
         self.finished.clear()
@@ -329,7 +496,9 @@ class RunMachine:
         """The checkpoint that was asked for is written, or could not be."""
         if self.state is RunState.FINISHING:
             if problem is not None:
-                return self._fail("server:0", f"the final checkpoint could not be written: {problem}", "")
+                return self._fail(
+                    f"server:{self.lead}", f"the final checkpoint could not be written: {problem}", ""
+                )
             self.state = RunState.SUCCEEDED
             return [End()]
         if self.state is RunState.STOPPING:

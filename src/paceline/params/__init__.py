@@ -1,6 +1,7 @@
 """The parameter space: all trainable tensors of a model in one flat range per dtype.
 
 * `layout.py`    Layout, Slice, Segment: what lies where; fingerprint; partition over servers. Pure.
+* `placement.py` Placement: which servers hold which slices. Pure.
 * `flat.py`      reads a Layout off a torch model, and makes tensor views into flat memory.
 * `state.py`     StateBook: parameters and optimizer state as named pieces, for checkpoints.
 * `optimizer.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
@@ -9,11 +10,13 @@
 from paceline.params.flat import bind, bytes_of, describe, dtype_named, flat_view, segment_view, tensor_views
 from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
 from paceline.params.optimizer import OptimizerSpec, settings_of
+from paceline.params.placement import Placement
 from paceline.params.state import StateBook
 
 __all__ = [
     "Layout",
     "OptimizerSpec",
+    "Placement",
     "Segment",
     "Slice",
     "StateBook",

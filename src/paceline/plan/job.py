@@ -43,6 +43,10 @@ class Job:
     servers: int = 1
     """How many processes hold the parameters. On one machine one is enough: it uses every core."""
 
+    replicas: int = 0
+    """So many other servers hold a copy of every parameter. When a server dies, one that holds copies goes on
+    in its place; without replicas the run goes back to its last checkpoint."""
+
     groups: int | None = None
     """Mode `hybrid:…`: into how many groups of consecutive ranks the workers are dealt, as evenly as can be.
     None makes one group a host."""
@@ -90,7 +94,7 @@ class Job:
     """How many checkpoints stay; older ones are deleted. At least 2 leave one to fall back on."""
 
     max_restarts: int = 3
-    """How many dead workers are replaced in a run before it fails."""
+    """How many dead roles are replaced in a run before it fails."""
 
     clip_norm: float | None = None
     """Scale the averaged gradient down to this norm before each update. Only in bsp, where one
@@ -117,6 +121,12 @@ class Job:
         _check_text("run_dir", self.run_dir)
         _check_count("workers", self.workers, 1, "a run needs somebody to compute gradients")
         _check_count("servers", self.servers, 1, "a run needs somebody to hold the parameters")
+        _check_count("replicas", self.replicas, 0, "0 keeps no copies")
+        if self.replicas >= self.servers:
+            raise UsageError(
+                f"replicas={self.replicas} with servers={self.servers}: a copy is of use on another server "
+                f"only, so give at least servers={self.replicas + 1}, or fewer replicas"
+            )
         if self.groups is not None:
             _check_count("groups", self.groups, 1, "leave it out for one group a host")
         _check_count("seed", self.seed, 0, "any whole number from 0 to 2**63 - 1 will do")

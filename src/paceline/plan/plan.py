@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -141,6 +142,8 @@ def make_plan(job: Job) -> Plan:
             "link=shm shares memory, where nothing travels that could be compressed or hidden: leave out "
             "compress, overlap and prefetch, or use link auto or tcp"
         )
+    if job.replicas:
+        _check_replicas(job, schedule.modes)
     if job.script is not None:
         _check_script(job.script)
     groups = _groups(job, mode)
@@ -157,6 +160,24 @@ def make_plan(job: Job) -> Plan:
         groups=groups,
         warnings=_warnings(job, mode, cores),
     )
+
+
+def _check_replicas(job: Job, modes: Sequence[ModeSpec]) -> None:
+    for mode in modes:
+        reason = None
+        if mode.serverless or mode.grouped:
+            reason = "its workers hold parameters of their own, and go back together"
+        elif mode.needs_memory:
+            reason = "its workers write to one memory, which outlives servers anyway"
+        elif mode.by_epoch:
+            reason = "what its servers remember of L-BFGS has no copies"
+        if reason is not None:
+            raise UsageError(f"replicas={job.replicas}: not in mode {mode}: {reason}. Leave replicas out")
+    if job.transfer.pipelined or job.compress_replies:
+        raise UsageError(
+            f"replicas={job.replicas} does not go with overlap, prefetch or compress_replies: what is under "
+            "way could not be asked for again when a server is gone. Leave one of them out"
+        )
 
 
 def _groups(job: Job, mode: ModeSpec) -> tuple[tuple[int, ...], ...]:

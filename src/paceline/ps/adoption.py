@@ -4,6 +4,7 @@ Every worker offers its layout; worker 0 is asked for its weights (unless the ru
 must match or are refused with the first difference. Nobody is answered before all servers have it.
 """
 
+import os
 from typing import Any
 
 from safetensors.torch import save
@@ -25,8 +26,8 @@ __all__ = ["Adoption", "Offer"]
 class Offer:
     """What a worker offers, checked."""
 
-    def __init__(self, connection: Connection, body: dict[str, Any]) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection | None, body: dict[str, Any]) -> None:
+        self._connection = connection
         self.layout = Layout.from_json(body.get("layout"))
         self.spec = OptimizerSpec.from_json(body.get("optimizer"))
         self.data = None if body.get("data") is None else field(body, "data", dict)
@@ -35,6 +36,12 @@ class Offer:
         if max(t.group for t in self.layout.tensors) >= len(self.spec.groups):
             raise FrameError("tensors in a parameter group that the optimizer does not have")
         self.state_keys = [str(k) for k in field(body, "state_keys", list)]
+
+    @property
+    def connection(self) -> Connection:
+        """Of who offered it. (One that another server was offered has none.)"""
+        assert self._connection is not None
+        return self._connection
 
     def difference(self, other: "Offer") -> str | None:
         """The first thing in which `other` differs, in words."""
@@ -110,11 +117,23 @@ class Adoption:
         self.model = first
         return region
 
-    def answer(self, region: Region, *, epoch: int, mode: str, share: bool, first: bool) -> None:
+    def answer(
+        self,
+        region: Region,
+        *,
+        facts: dict[str, Any],
+        epoch: int,
+        mode: str,
+        share: bool,
+        writable: bool,
+        first: bool,
+    ) -> None:
         """Tell all who wait what to start from.
 
         Args:
-            region: the parameters' memory; workers on this host get it if they may `share` it.
+            region: the parameters' memory; workers on this host get it if they may `share` it, and can
+                write to it for all if it is `writable`.
+            facts: more to tell.
             mode: the one that the run is in now.
             first: training has not begun; who comes later replaces somebody, and where a checkpoint was
                 is not where the run is.
@@ -124,10 +143,15 @@ class Adoption:
         for rank, offer in sorted(waiting.items()):
             try:
                 self._check(rank, offer)
-                body = {"epoch": epoch, "mode": mode, "resumed": first and self.checkpoint is not None}
+                resumed = first and self.checkpoint is not None
+                body = {"epoch": epoch, "mode": mode, "resumed": resumed, **facts}
                 blob = save(self._start_of(rank))
-                fds = [region.fd] if offer.connection.local and share else ()
-                offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)], fds)
+                if offer.connection.local and share:
+                    fd = os.dup(region.fd) if writable else region.read_only_fd()
+                    with os.fdopen(fd, "rb", buffering=0):
+                        offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)], [fd])
+                else:
+                    offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)])
             except LayoutMismatch as error:
                 refuse(offer.connection, error)
             except LinkError:

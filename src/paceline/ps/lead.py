@@ -11,7 +11,9 @@ Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["redu
        ["commit", scale]   ["drop", worker, incarnation, sequence]
        ["admit", worker, version]   (with "fetch" behind: it wants parameters, whatever its last push said)
        ["assign", worker, incarnation, sequence]   ["left", worker, incarnation]
-       ["mode", text]   ["checkpoint", version, directory]   (the latter added by the server)
+       ["mode", text]   ["checkpoint", version, directory]   ["place", …Placement]   (the latter two
+       added by the server)
+       "keep" behind an admit: its parameters stay as they are
        sandblaster: ["add", […as in apply]]   ["ask", operations]   ["vectors", operations, those to keep]
 """
 
@@ -21,15 +23,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.data.leases import Lease, LeaseBook
-from paceline.exceptions import PacelineError
-from paceline.modes import Admit, Apply, Drop, Epochs, Hold, Instruction, ModeSpec, PushId, Schedule
+from paceline.exceptions import FrameError, PacelineError
+from paceline.modes import (
+    Admit,
+    Apply,
+    Drop,
+    Epochs,
+    Hold,
+    Instruction,
+    ModeSpec,
+    PushId,
+    Schedule,
+    parse_mode,
+)
 from paceline.modes.lbfgs import Answer, Lbfgs
 from paceline.ps.descent import Descent
 from paceline.ps.rows import Rows
 
-__all__ = ["EarlyExit", "Lead", "Push", "Steps"]
+__all__ = ["Applied", "EarlyExit", "Event", "Lead", "Push", "Steps", "Totals"]
 
 Steps = list[list[Any]]
+
+Event = list[Any]
+"""Something that happened to a Lead, as JSON: the name of a method, and its arguments."""
 
 QUARANTINE = 5
 """So many pushes in a row that are not finite, while others' are: the worker is replaced."""
@@ -102,6 +118,7 @@ class Lead:
         """Sandblaster's minimisation: whoever knows the script's settings puts another one here."""
         self.totals = Totals()
         self.applied: list[Applied] = []
+        """Records since the server last took them."""
         self.sick: list[int] = []
         """Workers whose gradients, and only theirs, are not finite again and again; to be cleared."""
         self._refusals: Counter[int] = Counter()
@@ -111,7 +128,6 @@ class Lead:
         """Pushes in a row in which servers found what their worker did not: how many, up to which push."""
         self._others_well: set[int] = set()
         """Workers with such pushes, since when another one had a finite push applied."""
-        """Records since the server last took them."""
         self._clip_norm = clip_norm
         self._pushes: dict[PushId, Push] = {}
         self._held: set[PushId] = set()
@@ -122,8 +138,59 @@ class Lead:
         self._finished: dict[int, tuple[int, int]] = {}
         self._entered: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
+        self.requests: dict[int, int] = {}
+        """The number of each worker's last request, where requests are numbered."""
+        self.takes: dict[int, int] = {}
+        self.grants: dict[int, tuple[int, tuple[Lease, ...], bool]] = {}
+        """Of each worker's last request for leases: its number, and what was answered to which."""
         # Workers in groups: the root of each stands for it in the machine and in the book.
         self._rows = {worker: rows for rows in map(Rows, groups) for worker in rows.members}
+
+    def replay(self, event: Event) -> Any:
+        """Let this event happen. Another Lead that is told the same events knows and decides the same."""
+        name, *arguments = event
+        match name:
+            case "push":
+                *push, read_version, samples, leases, void = arguments
+                return self.push(
+                    Push(
+                        id=PushId(*push),
+                        read_version=read_version,
+                        samples=samples,
+                        leases=tuple(leases),
+                        void=void,
+                    )
+                )
+            case "take":
+                worker, epoch, limit, wait, number = arguments
+                self.takes[worker] = number
+                return self.take(worker, epoch, limit, wait=wait)
+            case "leave":
+                return self.leave(*arguments[:2], finished=arguments[2])
+            case "assign":
+                return self.assign(PushId(*arguments))
+            case "switch":
+                return self.switch(parse_mode(arguments[0]))
+            case "heard":
+                self.requests[arguments[0]] = arguments[1]
+                return None
+            case "join" | "granted" | "give_back" | "carry" | "refuse" | "spoiled":
+                return getattr(self, name)(*arguments)
+        raise FrameError(f"an event {name!r:.40} that no Lead knows")
+
+    def incarnation_of(self, worker: int) -> int:
+        """Of a member."""
+        return self._incarnations[worker]
+
+    @property
+    def holds(self) -> bool:
+        """Whether servers hold pushes for an update to come."""
+        return bool(self._held)
+
+    @property
+    def parks(self) -> bool:
+        """Whether somebody waits for leases."""
+        return bool(self._parked)
 
     def speaks(self, worker: int) -> bool:
         """Whether it stands for itself, or for its group, in the mode and in the leases."""
@@ -159,6 +226,8 @@ class Lead:
         self._parked.pop(worker, None)
         self._finished.pop(worker, None)
         self._entered.pop(worker, None)
+        for numbers in (self.requests, self.takes, self.grants):
+            numbers.pop(worker, None)
         if not self.speaks(worker):
             return []
         self._forget_pushes(worker)
@@ -221,11 +290,15 @@ class Lead:
             self._check_nobody_finished(worker, epoch)
         leases = self._draw(worker, epoch, limit)
         if leases or self.over(epoch) or not wait:
+            self._grant(worker, leases, self.over(epoch))
             return leases, []
         self._parked[worker] = epoch
         if not self.speaks(worker):
             return None, []
         return None, [*self._steps(self.machine.rested(worker)), *self._assigned()]
+
+    def _grant(self, worker: int, leases: tuple[Lease, ...], over: bool) -> None:
+        self.grants[worker] = (self.takes.get(worker, 0), leases, over)
 
     def _draw(self, worker: int, epoch: int, limit: int) -> tuple[Lease, ...]:
         if self.book is None or self._asking:
@@ -294,7 +367,8 @@ class Lead:
             leases = self._draw(worker, epoch, limit)
             if leases or self.over(epoch):
                 answers.append((worker, leases, self.over(epoch)))
-        for worker, _, _ in answers:
+        for worker, leases, over in answers:
+            self._grant(worker, leases, over)
             del self._parked[worker]
             if self.speaks(worker):
                 instructions += self.machine.woke(worker)

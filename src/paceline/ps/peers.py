@@ -9,7 +9,6 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from paceline.comm.transfer import Transfer, encoded_sizes
 from paceline.exceptions import FrameError, LinkError
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
-from paceline.params import Layout, bytes_of
+from paceline.params import Layout, bytes_of, flat_view
 from paceline.ps.replies import Differences, decoder_of
-from paceline.ps.shard import Gradients, Shard
+from paceline.ps.shard import Copy, Gradients, Shard
 
 __all__ = ["MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
 
@@ -37,7 +36,7 @@ class WorkerPeer:
     """One attached worker. `gradients` is what it pushed last; `copy` its parameters (None: in place)."""
 
     gradients: Gradients
-    copy: list[Tensor] | None
+    copy: Copy | None
 
     def __init__(self, connection: Connection, worker: int, incarnation: int) -> None:
         self.connection = connection
@@ -51,6 +50,10 @@ class WorkerPeer:
         """L2 norm of the gradient that its encoders hold back, as it said last."""
         self.backup: list[Tensor] | None = None
         """The parameters that it read last, where the damping needs them."""
+        self.asked: tuple[Kind, dict[str, Any]] | None = None
+        """Its request that is not answered, where servers may take each other's place."""
+        self.told = 0
+        """The number of the placement that it knows of us."""
 
     @property
     def name(self) -> str:
@@ -63,6 +66,13 @@ class WorkerPeer:
     def read_in_place(self, in_place: bool) -> None:
         """From its next reply on the worker reads the server's own memory, or a copy of its own again."""
         raise NotImplementedError
+
+    def fit(self, shard: Shard) -> None:
+        """The shard has other slices than before, or answers for others."""
+        raise NotImplementedError
+
+    def skip(self) -> None:
+        """Its last request gets no answer from us."""
 
     def slice_ready(self, position: int) -> None:
         """The slice at this position of the shard is up to date in the worker's copy."""
@@ -91,11 +101,17 @@ class ShmPeer(WorkerPeer):
         self.may_share = False
         """Whether it is able to read the server's memory: not if its model is on a GPU."""
         self._region = region
-        memory = torch.frombuffer(region.buffer, dtype=torch.uint8)
-        self.gradients = Gradients(memory[: layout.nbytes], layout, shard.slices)
-        self._own_copy = shard.flats(memory[layout.nbytes :])
+        self._layout = layout
         self._body: dict[str, Any] = {}
-        self.copy = self._own_copy
+        self.copy = ()
+        self.fit(shard)
+
+    def fit(self, shard: Shard) -> None:
+        memory = torch.frombuffer(self._region.buffer, dtype=torch.uint8)
+        self.gradients = Gradients(memory[: self._layout.nbytes], self._layout, shard.slices)
+        self._own_copy = shard.copy_in(memory[self._layout.nbytes :])
+        if self.copy is not None:
+            self.copy = self._own_copy
 
     def read_in_place(self, in_place: bool) -> None:
         self.copy = None if in_place and self.may_share else self._own_copy
@@ -112,11 +128,16 @@ class ShmPeer(WorkerPeer):
 
 
 class _Slices:
-    """Memory that replies are sent from."""
+    """Memory that replies are sent from, and the positions of the slices that are sent."""
 
-    def __init__(self, flats: Sequence[Tensor]) -> None:
+    def __init__(self, flats: Sequence[Tensor], owned: Sequence[int]) -> None:
         self.flats = flats
         self.views = [bytes_of(flat) for flat in flats]
+        self.owned = owned
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.views[i].nbytes for i in self.owned)
 
 
 _Reply = tuple[dict[str, Any], _Slices | None]
@@ -129,7 +150,8 @@ class InlinePeer(WorkerPeer):
 
     Args:
         transfer: how it writes gradients, and how it wants replies.
-        live: the shard's own slices, sent from directly when the mode forbids writing meanwhile.
+        sends: indices of the slices that its pushes bring; None: all of the shard.
+        in_place: replies are sent from the shard's own slices: the mode forbids writing meanwhile.
         post: hands a frame, or None when the link ended, to the server's main thread.
         lane: of the thread.
     """
@@ -144,29 +166,27 @@ class InlinePeer(WorkerPeer):
         *,
         transfer: Transfer,
         in_place: bool,
-        live: Sequence[Tensor],
+        sends: Sequence[Any] | None = None,
         post: Callable[["InlinePeer", Frame | None, str], None],
         lane: Lane = NO_SPANS.main,
     ) -> None:
         super().__init__(connection, worker, incarnation)
-        self.gradients = Gradients(torch.zeros(layout.nbytes, dtype=torch.uint8), layout, shard.slices)
+        self._layout = layout
+        self._transfer = transfer
+        self._received = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self._in_place = in_place
         self.copy = None
-        if not in_place:
-            self.copy = _copy_of(layout, shard)
-        self._spare_copy = partial(_copy_of, layout, shard)
-        self._into = [bytes_of(t) for t in self.gradients.flat]
+        self.fit(shard)
         self._early: set[int] = set()
         self._decoders: list[Decoder] = []
         self._encoded = bytearray()
-        if transfer.compresses:
-            self._decoders = [decoder_of(transfer.compress, layout, piece) for piece in shard.slices]
+        self._expect([s.index for s in shard.slices] if sends is None else sends)
         self._differences: Differences | None = None
         if transfer.replies is not None:
             self._differences = Differences(transfer.replies, layout, shard.slices, seed=worker)
-        self._out = _Slices(live if self.copy is None else self.copy)
         self._post = post
         self._lane = lane
-        self._outbox: queue.SimpleQueue[_Reply | int | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Reply | int | str | None] = queue.SimpleQueue()
         self._broken: LinkError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name=f"link {self.name}", daemon=True)
@@ -174,9 +194,31 @@ class InlinePeer(WorkerPeer):
 
     def read_in_place(self, in_place: bool) -> None:
         # Sending from a copy is right in every mode: whoever has one keeps it.
-        if self.copy is None and not in_place:
-            self.copy = self._spare_copy()
-            self._out = _Slices(self.copy)
+        if self._in_place and not in_place:
+            self._in_place = False
+            self.fit(self._shard)
+
+    def fit(self, shard: Shard) -> None:
+        self._shard = shard
+        self.gradients = Gradients(self._received, self._layout, shard.slices)
+        if self._in_place:
+            self._out = _Slices(shard.parameters, shard.owned)
+            return
+        copy = shard.flats(torch.empty(self._layout.nbytes, dtype=torch.uint8))
+        owned = set(shard.owned)
+        self.copy = [flat if i in owned else None for i, flat in enumerate(copy)]
+        self._out = _Slices(copy, shard.owned)
+
+    def _expect(self, sends: Sequence[Any]) -> None:
+        """Pushes bring the slices of these indices from now on."""
+        known = range(len(self._layout.slices))
+        if not all(isinstance(i, int) and i in known for i in sends):
+            raise FrameError(f"slices {sends!r:.80} will be sent; there are {len(known)}")
+        slices = [self._layout.slices[i] for i in sends]
+        self._flats = [flat_view(self._received, s) for s in slices]
+        self._into = [bytes_of(flat) for flat in self._flats]
+        if self._transfer.compresses:
+            self._decoders = [decoder_of(self._transfer.compress, self._layout, s) for s in slices]
 
     def start_admit(self, body: dict[str, Any]) -> None:
         # With the memory that it is to be sent from: the next order may change that.
@@ -184,6 +226,9 @@ class InlinePeer(WorkerPeer):
 
     def slice_ready(self, position: int) -> None:
         self._outbox.put(position)
+
+    def skip(self) -> None:
+        self._outbox.put("skip")
 
     def close(self) -> None:
         self._closing = True
@@ -208,6 +253,8 @@ class InlinePeer(WorkerPeer):
                     continue  # a long step is no fault; who waits for it has a deadline
                 if frame.kind is Kind.SLICE:
                     self._read_early(frame)
+                elif frame.kind is Kind.SENDS:
+                    self._expect(field(frame.body, "slices", list))
                 elif frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
                     self._lane.enter(Phase.PUSH, self.worker)
                     self._lane.carried(frame.payload_bytes)
@@ -259,14 +306,13 @@ class InlinePeer(WorkerPeer):
         room, ends = memoryview(self._encoded), [0, *itertools.accumulate(sizes)]
         views = [room[a:b] for a, b in itertools.pairwise(ends)]
         for position in self.connection.read_each(views):
-            self._decoders[position].decode(views[position], self.gradients.flat[position])
+            self._decoders[position].decode(views[position], self._flats[position])
 
     # --- what goes --------------------------------------------------------------------------------
 
     def welcome(self, body: dict[str, Any]) -> None:
         """Send the parameters to a worker that has just attached."""
-        positions = range(len(self._out.flats))
-        self.connection.send(Kind.ATTACHED, body, [*self._whole(self._out, positions)])
+        self.connection.send(Kind.ATTACHED, body, [*self._whole(self._out, self._out.owned)])
 
     def _answer(self, *, whole: bool) -> None:
         """Send the reply when the server has it; `whole`: as it is also where differences would do.
@@ -276,7 +322,7 @@ class InlinePeer(WorkerPeer):
         """
         reply = self._outbox.get()
         if not isinstance(reply, tuple):
-            return  # the server is closing this link
+            return  # the server is closing this link, or has nothing to say
         body, out = reply
         self._lane.enter(Phase.PULL, self.worker)
         before = self.connection.payload_sent
@@ -289,8 +335,7 @@ class InlinePeer(WorkerPeer):
                 self.connection.send(Kind.ADMIT, {**body, "sizes": [part.nbytes for part in parts]}, parts)
             else:
                 # The header promises the size; the slices follow in order, as soon as the server has them.
-                size = sum(view.nbytes for view in out.views)
-                self.connection.send_streamed(Kind.ADMIT, body, size, self._whole(out, positions))
+                self.connection.send_streamed(Kind.ADMIT, body, out.nbytes, self._whole(out, positions))
         except LinkError as error:
             self._broken = error
             for _ in positions:
@@ -301,7 +346,7 @@ class InlinePeer(WorkerPeer):
     def _in_order(self, out: _Slices) -> Iterator[int]:
         """Positions of slices, each when it is up to date."""
         ready: set[int] = set()
-        for position in range(len(out.flats)):
+        for position in out.owned:
             while position not in ready:
                 done = self._outbox.get()
                 if not isinstance(done, int):
@@ -314,8 +359,3 @@ class InlinePeer(WorkerPeer):
             if self._differences is not None:
                 self._differences.remember(position, out.flats[position])
             yield out.views[position]
-
-
-def _copy_of(layout: Layout, shard: Shard) -> list[Tensor]:
-    """Memory for a copy of a shard."""
-    return shard.flats(torch.empty(layout.nbytes, dtype=torch.uint8))

@@ -26,25 +26,30 @@ from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.transfer import Transfer
+from paceline.data.leases import LeaseBook
 from paceline.exceptions import (
+    AuthError,
     CheckpointError,
     FrameError,
     LayoutMismatch,
     LinkError,
     PacelineError,
+    PlanError,
     UsageError,
 )
-from paceline.modes import PushId, parse_mode
+from paceline.modes import PushId, parse_mode, parse_schedule
 from paceline.modes.lbfgs import Answer
 from paceline.observe.phases import PHASES, Phase
 from paceline.observe.spans import recorder_of
-from paceline.params import Layout, OptimizerSpec, StateBook, bytes_of, partition
+from paceline.params import Layout, OptimizerSpec, Placement, Slice, StateBook, bytes_of, flat_view
+from paceline.ps.lead import Lead
 from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
 from paceline.ps.saving import read_blob, state_book
-from paceline.ps.shard import Contribution, Gradients, Shard
-from paceline.storage.checkpoint import load, write_part
+from paceline.ps.shard import Contribution, Copy, Gradients, Shard
+from paceline.ps.standby import Standby, lead_from_json
+from paceline.storage.checkpoint import Checkpoint, load, write_part
 
-__all__ = ["Server", "ServerConfig", "rank_of"]
+__all__ = ["Server", "ServerConfig", "book_of", "new_lead", "rank_of", "saved_part"]
 
 log = logging.getLogger("paceline.server")
 
@@ -52,6 +57,9 @@ TELL_S = 0.5
 """How often a server tells the controller how it does."""
 TICK_S = 0.25
 """How often a server looks around when nothing happens."""
+_LOG_STEPS = 4096
+"""So many of the last steps of the order are kept, where servers may take each other's place. Every worker
+waits for every server's answer, so none is ever further behind than a few steps a worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +69,14 @@ class ServerConfig:
     rank: int
     incarnation: int = 0
     servers: int
+    lead: int = 0
+    """The server that leads."""
     workers: int
     mode: str
     run_dir: str
     deadline_s: float
+    replicas: int = 0
+    """So many other servers hold a copy of every slice."""
     checkpoint_every: int = 0
     keep_checkpoints: int = 3
     resume: str | None = None
@@ -128,33 +140,63 @@ class Server:
         self._spec: OptimizerSpec | None = None
         self._region: Region | None = None
         self._base: Tensor | None = None
+        self._placement = Placement(0, frozenset(), ())
+        self._position = 0
+        """How many steps of the order this server has heard of."""
+        self._log: collections.deque[list[Any]] = collections.deque(maxlen=_LOG_STEPS)
+        """The last of them."""
+        self._standby: Standby | None = None
+        self._reduced_to: list[Any] = []
+        """Number and norms of an update's first half whose second has not come."""
+        self._reduces = 0
+        self._given = 0
+        """The number of the last placement for which slices were sent to others."""
+        self._gifts: dict[int, list[dict[str, Tensor]]] = {}
+        """Slices that others sent, by the number of the placement in which we hold them."""
+        self._answered_before: dict[int, int] = {}
+        """Of each worker the last request that was answered before we were in the order."""
+        self._fresh = True
+        """Whether it is not in the order yet."""
+        self._led_by = 0
+        self._succeeds = False
+        self._early_followers: list[tuple[Connection, dict[str, Any]]] = []
+        self._leaderless_since: float | None = None
         self._peers: dict[int, WorkerPeer] = {}
         self._pushed: dict[PushId, _Pushed] = {}
         self._orders: collections.deque[list[Any]] = collections.deque()
         self._reduce_settings: Any = None
         self._lead_link: Connection | None = None
-        self._worker_handlers: dict[Kind, Callable[[Connection, Frame], None]] = {
+        self._worker_handlers = self._handlers()
+        self._hub.add(controller)
+        controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+
+    def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
+        """What workers send."""
+        return {
             Kind.ATTACH: self._on_attach,
             Kind.PUSH: self._on_push,
             Kind.ASSIGN: self._on_assign,
             Kind.PULL: self._on_pull,
             Kind.STATE: self._on_state,
             Kind.BYE: self._on_bye,
+            Kind.TAKE: self._on_take,
+            Kind.SAVED: self._on_saved,
+            Kind.SENDS: self._on_sends,
         }
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Serve until told to stop."""
-        self._hub.add(self._controller)
-        self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+    def run(self) -> bool:
+        """Serve until told to stop. True: it is to lead from now on, and nothing is closed."""
         try:
-            while self._running:
+            while self._running and not self._succeeds:
                 self._hub.poll(TICK_S)
                 self._tick(time.monotonic())
         finally:
-            self._close()
-            self.spans.close()
+            if not self._succeeds:
+                self._close()
+                self.spans.close()
+        return self._running and self._succeeds
 
     def _tick(self, now: float) -> None:
         """Called after every turn of the loop."""
@@ -168,6 +210,8 @@ class Server:
             }
             with contextlib.suppress(LinkError):
                 self._controller.send(Kind.STATS, {"server": body})
+        if self._leaderless_since is not None and now - self._leaderless_since > self.config.deadline_s:
+            self._fail(LinkError(f"{self.name} has been without a lead for {self.config.deadline_s:g} s"))
 
     def _close(self) -> None:
         self._running = False
@@ -191,15 +235,19 @@ class Server:
         log.warning("refused a connection: %s", reason)
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
-        """Only workers connect to a server."""
-        rank_of(connection)
+        """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
+        if connection.peer.startswith("server:") and self._standby is not None:
+            self._hub.release(connection)
+            self._early_followers.append((connection, body))
+        else:
+            rank_of(connection)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Whatever it is, it comes from somebody who knows the secret."""
         if connection is self._controller:
             self._on_controller(frame)
         elif connection is self._lead_link:
-            self._on_lead(frame)
+            self._on_lead(connection, frame)
         else:
             handler = self._worker_handlers.get(frame.kind)
             if handler is None:
@@ -211,7 +259,11 @@ class Server:
         if connection is self._controller:
             self._running = False
         elif connection is self._lead_link:
-            if self._running:
+            self._lead_link = None
+            if self._running and self._standby is not None:
+                log.warning("%s: %s; another server will lead", connection.peer, reason)
+                self._leaderless_since = time.monotonic()
+            elif self._running:
                 self._fail(LinkError(f"{self.name} lost {connection.peer}: {reason}"))
         else:
             for peer in list(self._peers.values()):
@@ -221,49 +273,134 @@ class Server:
 
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.START:
-            address = Address.from_json(field(frame.body, "lead", dict))
-            link = connect(address, self._secret, peer="server:0")
-            link.send(Kind.HELLO, {"role": "server", "rank": self.config.rank})
-            self._lead_link = link
-            self._hub.add(link)
+            self._follow(field(frame.body, "lead", int), field(frame.body, "servers", dict))
         elif frame.kind is Kind.STOP:
             self._running = False
 
-    def _on_lead(self, frame: Frame) -> None:
-        assert self._lead_link is not None
+    def _follow(self, lead: int, servers: dict[str, Any]) -> None:
+        """That server leads: the first one, or one that takes the place of a lead that is gone."""
+        if self._lead_link is not None:  # what it sent before it died is still to be read
+            link, self._lead_link = self._lead_link, None
+            self._hub.release(link)
+            with contextlib.suppress(LinkError, TimeoutError):
+                while True:
+                    self._on_lead(link, link.receive())
+            link.close()
+        self._leaderless_since = None
+        if lead == self.config.rank:
+            self._succeeds = True  # with `_led_by` still the one that is gone
+            return
+        self._led_by = lead
+        try:
+            link = connect(Address.from_json(servers[str(lead)]), self._secret, peer=f"server:{lead}")
+        except (AuthError, LinkError) as error:
+            if not self.config.replicas:
+                raise
+            log.warning("%s; another server will lead", error)  # it died just now
+            self._leaderless_since = time.monotonic()
+            return
+        hello = {"role": "server", "rank": self.config.rank, "position": self._position}
+        hello["fresh"] = self._fresh
+        link.send(Kind.HELLO, {**hello, "address": self._hub.listener.address.to_json()})
+        self._lead_link = link
+        self._hub.add(link)
+        if self._reduced_to:
+            link.send(Kind.DONE, {"number": self._reduced_to[0], "norms": self._reduced_to[1]})
+
+    def _on_lead(self, link: Connection, frame: Frame) -> None:
         if frame.kind is Kind.ADOPT:
-            layout = Layout.from_json(frame.body["layout"])
-            spec = OptimizerSpec.from_json(frame.body["optimizer"])
-            fds = frame.descriptors
-            self._adopt(layout, spec, Region.attach(fds[0], layout.nbytes) if fds else None)
-            assert self.shard is not None and self._base is not None
-            if frame.payload_bytes:
-                self._lead_link.read_into([bytes_of(t) for t in self.shard.flats(self._base)])
-            if frame.body["checkpoint"]:
-                book = state_book(load(Path(frame.body["checkpoint"])))
-                self.shard.restore(book, vectors=self.mode.by_epoch)
-            self._lead_link.send(Kind.ADOPTED)
+            self._on_adopt(link, frame)
         elif frame.kind is Kind.ORDER:
+            if "position" in frame.body:  # we came later, and begin here
+                self._position = field(frame.body, "position", int)
+                self._fresh = False
+                self._answered_before = {int(w): int(n) for w, n in frame.body["answered"].items()}
+                for peer in self._peers.values():
+                    if peer.asked is not None and self._skips(peer, peer.asked[1]):
+                        self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
+                if self._standby is not None:
+                    self._standby.lead = lead_from_json(frame.body["lead"])
+            if self._standby is not None:
+                self._standby.hear(frame.body)
+                self._log.extend(frame.body["steps"])
+            self._position += len(frame.body["steps"])
             self._orders.extend(frame.body["steps"])
             self._advance()
+        elif frame.kind is Kind.STATE:
+            self._receive_gift(link, frame)
 
-    def _adopt(self, layout: Layout, spec: OptimizerSpec, region: Region | None) -> None:
-        """Take this layout and optimizer; `region` is the parameters' memory, shared on this host."""
-        self.layout, self._spec, self._region = layout, spec, region
+    def _on_adopt(self, link: Connection, frame: Frame) -> None:
+        body, fds = frame.body, frame.descriptors
+        layout = Layout.from_json(body["layout"])
+        extras = bytearray(field(body, "extras_bytes", int, 0))
+        region = Region.attach(fds[0], layout.nbytes) if fds else None
+
+        def read_weights(slices: Sequence[Tensor]) -> None:
+            weights = [] if region is not None else [bytes_of(each) for each in slices]
+            if frame.payload_bytes:
+                link.read_into([*weights, memoryview(extras)])
+
+        placement = Placement.from_json(body["placement"])
+        self._adopt(layout, OptimizerSpec.from_json(body["optimizer"]), region, placement, read_weights)
+        self._fresh = self.config.rank not in placement.servers
+        for peer in self._peers.values():  # another lead had told it before
+            peer.fit(self._shard)
+        checkpoint = load(Path(body["checkpoint"])) if body["checkpoint"] else None
+        if checkpoint is not None:
+            self._shard.restore(state_book(checkpoint), vectors=self.mode.by_epoch)
+        if self.config.replicas:
+            lead = new_lead(self.config, body["data"], checkpoint)
+            self._standby = Standby(lead, body, read_blob(bytes(extras), "the run's buffers"))
+        link.send(Kind.ADOPTED)
+
+    def _adopt(
+        self,
+        layout: Layout,
+        spec: OptimizerSpec,
+        region: Region | None,
+        placement: Placement,
+        read_weights: Callable[[Sequence[Tensor]], None],
+    ) -> None:
+        """Take this layout and optimizer.
+
+        Args:
+            region: the parameters' memory, shared on this host.
+            read_weights: fills these slices, if the memory has them not.
+        """
+        self.layout, self._spec, self._region, self._placement = layout, spec, region, placement
         if region is not None:
             self._base = torch.frombuffer(region.buffer, dtype=torch.uint8)
         else:
             self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        mine = partition(layout, self.config.servers)[self.config.rank]
+        mine = [layout.slices[i] for i in placement.held(self.config.rank)]
+        read_weights([flat_view(self._base, piece) for piece in mine])
         self._hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
-        lanes = self.config.threads
-        self.shard = Shard(layout, spec, mine, self._base, self.config.optimizers, lanes, self.mode.damping)
+        self.shard = self._make_shard(layout, spec, mine, self._base, placement)
         log.info(
             "adopted %s tensors in %s slices, %.1f MB mine, fingerprint %s",
             len(layout.tensors),
             len(layout.slices),
             self.shard.nbytes / 1e6,
             layout.fingerprint,
+        )
+
+    def _make_shard(
+        self,
+        layout: Layout,
+        spec: OptimizerSpec,
+        slices: Sequence[Slice],
+        base: Tensor,
+        placement: Placement,
+    ) -> Shard:
+        return Shard(
+            layout,
+            spec,
+            slices,
+            base,
+            self.config.optimizers,
+            self.config.threads,
+            self.mode.damping,
+            placement.owned(self.config.rank),
         )
 
     # --- workers ----------------------------------------------------------------------------------
@@ -304,14 +441,16 @@ class Server:
                 # Sent straight from the parameters where nobody can write to them meanwhile.
                 in_place=self.mode.in_place
                 or (self.config.workers == 1 and not self._peers and not self.mode.local),
-                live=self.shard.flats(self._base),
+                sends=frame.body.get("sends"),
                 post=self._from_thread,
                 lane=self.spans.lane(f"worker:{rank}"),
             )
+        peer.told = self._placement.number
         self._keep_backup(peer)
         for other in self._peers.values():  # who was alone is not any more
             other.read_in_place(self.mode.in_place or self.mode.needs_memory)
         self._peers[rank] = peer
+        self._answered_before.pop(rank, None)
         return peer
 
     def _transfer_of(self, rank: int, body: dict[str, Any]) -> Transfer:
@@ -333,9 +472,10 @@ class Server:
         elif peer.backup is None:
             assert self.layout is not None and self._base is not None
             peer.backup = self._shard.flats(torch.empty(self.layout.nbytes, dtype=torch.uint8))
-            read = self._shard.flats(self._base) if peer.copy is None else peer.copy
-            for mine, theirs in zip(peer.backup, read, strict=True):
-                mine.copy_(theirs)
+            present = self._shard.parameters
+            for i, mine in enumerate(peer.backup):
+                copied = None if peer.copy is None else peer.copy[i]
+                mine.copy_(present[i] if copied is None else copied)
 
     def _change_mode(self, text: str) -> None:
         """Go on in another mode. Who is told of it by its next reply then uses the memory that fits."""
@@ -354,7 +494,7 @@ class Server:
             self.shard.update((), None, copies)
         with contextlib.suppress(LinkError):  # it died: its link says so by itself
             if isinstance(peer, InlinePeer):
-                peer.welcome(facts)
+                peer.welcome({**facts, "owned": self._placement.owned(self.config.rank)})
             else:
                 peer.connection.send(Kind.ATTACHED, facts)
 
@@ -372,8 +512,19 @@ class Server:
         return peer
 
     def _on_push(self, connection: Connection, frame: Frame) -> None:
-        self._receive_push(self._peer(connection), frame.body)
-        self._advance()
+        peer = self._peer(connection)
+        if not self._skips(peer, frame.body):
+            self._receive_push(peer, frame.body)
+            peer.asked = (frame.kind, frame.body)  # whoever leads next may not have heard of it
+            self._advance()
+
+    def _skips(self, peer: WorkerPeer, body: dict[str, Any]) -> bool:
+        """Whether a request was answered without us, before we were in the order."""
+        if field(body, "n", int) > self._answered_before.get(peer.worker, 0):
+            return False
+        peer.asked = None
+        peer.skip()
+        return True
 
     def _receive_push(self, peer: WorkerPeer, body: dict[str, Any]) -> PushId:
         push = PushId(peer.worker, peer.incarnation, field(body, "sequence", int))
@@ -403,11 +554,24 @@ class Server:
         return [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in settings]
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
-        self._receive_push(self._peer(connection), frame.body)
-        self._advance()
+        self._on_push(connection, frame)
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
-        self._peer(connection)  # the lead orders the reply
+        peer = self._peer(connection)
+        if not self._skips(peer, frame.body):
+            peer.asked = (frame.kind, frame.body)  # the lead orders the reply
+
+    def _on_take(self, connection: Connection, frame: Frame) -> None:
+        """Leases are the lead's: this worker knows that the lead is gone, and we do not yet."""
+        self._peer(connection).asked = (frame.kind, frame.body)
+
+    def _on_saved(self, connection: Connection, frame: Frame) -> None:
+        name, tensors = saved_part(connection, frame)
+        if self._standby is not None:
+            self._standby.states[name] = tensors
+
+    def _on_sends(self, connection: Connection, frame: Frame) -> None:
+        """For those who read payloads; in shared memory we see all of it."""
 
     def _on_state(self, connection: Connection, frame: Frame) -> None:
         """A worker wants the optimizer state, or gives one (after load_state_dict)."""
@@ -430,6 +594,8 @@ class Server:
         self._hub.release(peer.connection)
         if self._peers.get(peer.worker) is peer:
             del self._peers[peer.worker]
+        if self._standby is not None:
+            self._standby.gone[peer.worker] = (peer.incarnation, finished)
         log.info("%s %s", peer.name, "finished" if finished else "is gone")
         if any(pushed.peer is peer and not pushed.held for pushed in self._pushed.values()):
             peer.connection.close()  # its gradient memory is still due
@@ -443,6 +609,8 @@ class Server:
         """Execute what is due, as far as the pushes it needs are here."""
         while self._orders:
             step = self._orders[0]
+            if step[0] == "place" and not self._has_slices_for(Placement.from_json(step[1:])):
+                return
             if step[0] in ("apply", "reduce", "add", "assign", "hold") and not self._all_here(step):
                 return
             self._orders.popleft()
@@ -473,11 +641,16 @@ class Server:
                 self._forget(worker, incarnation)
             case ["mode", text]:
                 self._change_mode(text)
+            case ["place", *placement]:
+                self._place(Placement.from_json(placement))
             case ["checkpoint", _, directory]:
                 self._write_snapshot(Path(directory))
             case ["reduce", pushes]:
                 contributions, self._reduce_settings = self._contributions(pushes)
-                self._reduced(self.shard.reduce(contributions))
+                self._reduces += 1
+                norms = self.shard.reduce(contributions)
+                self._reduced_to = [self._reduces, norms]
+                self._reduced(self._reduces, norms)
             case ["hold", *push]:
                 self._hold(PushId(*push))
                 self._admit(admits, self._copy_only)
@@ -495,7 +668,7 @@ class Server:
                 contributions, settings = self._contributions(pushes)
                 self._update(admits, self._work_of(contributions, settings))
             case ["commit", scale]:
-                settings = self._reduce_settings
+                settings, self._reduced_to = self._reduce_settings, []
                 self._update(admits, lambda copies, done: self._shard.commit(scale, settings, copies, done))
             case ["assign", *push]:
                 pushed = self._pushed.pop(PushId(*push), None)
@@ -510,7 +683,63 @@ class Server:
         assert self.shard is not None
         return self.shard
 
-    def _copy_only(self, copies: Sequence[Sequence[Tensor]], done: Callable[[int], None] | None) -> None:
+    def _place(self, placement: Placement) -> None:
+        """From here on in the order, slices are held and owned as this says."""
+        rank = self.config.rank
+        before, self._placement = self._placement, placement
+        mine = placement.owned(rank)
+        if more := set(mine) - set(before.owned(rank)):
+            log.info("%s answers for %s more slices from here on", self.name, len(more))
+        if before.held(rank) == placement.held(rank):
+            self._shard.own(mine)
+        else:
+            self._hold_others(placement)
+        for peer in self._peers.values():
+            peer.fit(self._shard)
+        for pushed in self._pushed.values():
+            if not pushed.held:
+                pushed.gradients = pushed.peer.gradients
+        self._placed(placement)
+
+    def _placed(self, placement: Placement) -> None:
+        if self._lead_link is not None:
+            with contextlib.suppress(LinkError):
+                self._lead_link.send(Kind.DONE, {"placed": placement.number})
+
+    def _hold_others(self, placement: Placement) -> None:
+        """The slices that this server has are other ones than before."""
+        assert self.layout is not None and self._spec is not None and self._base is not None
+        old, rank = self._shard, self.config.rank
+        book = StateBook([old.snapshot(indices=placement.held(rank)), *self._gifts.pop(placement.number, [])])
+        slices = [self.layout.slices[i] for i in placement.held(rank)]
+        self.shard = self._make_shard(self.layout, self._spec, slices, self._base, placement)
+        self.shard.restore(book)
+        old.close()
+
+    def _has_slices_for(self, placement: Placement) -> bool:
+        """Whether all that we hold from this placement on is here. What others lack, they are sent."""
+        if self._given < placement.number:
+            self._given = placement.number
+            for server in placement.servers - {self.config.rank}:
+                if due := self._placement.gains(placement, server).get(self.config.rank):
+                    self._give(server, placement.number, self._shard.snapshot(indices=due))
+        givers = self._placement.gains(placement, self.config.rank)
+        return len(self._gifts.get(placement.number, ())) >= len(givers)
+
+    def _give(self, server: int, number: int, tensors: dict[str, Tensor]) -> None:
+        """Send slices to another server. The lead has links to all."""
+        if self._lead_link is not None:
+            with contextlib.suppress(LinkError):  # then everything is different anyway
+                body = {"to": server, "number": number}
+                self._lead_link.send(Kind.STATE, body, [memoryview(save(tensors))])
+
+    def _receive_gift(self, link: Connection, frame: Frame) -> None:
+        blob = link.read_blob(frame, MAX_STATE_BYTES)
+        number = field(frame.body, "number", int)
+        self._gifts.setdefault(number, []).append(read_blob(blob, f"slices by {link.peer}"))
+        self._advance()
+
+    def _copy_only(self, copies: Sequence[Copy], done: Callable[[int], None] | None) -> None:
         self._shard.update((), None, copies, done)
 
     def _work_of(self, contributions: list[Contribution], settings: Any) -> Callable[..., None]:
@@ -564,8 +793,13 @@ class Server:
             peer = self._peers.get(worker)
             if peer is not None:
                 # The order may be here before the request, and the last push may have wanted nothing back.
-                peer.fetches = peer.fetches or "fetch" in marks
-                peer.start_admit(self._admit_body(worker, version))
+                peer.fetches = (peer.fetches or "fetch" in marks) and "keep" not in marks
+                peer.asked = None
+                body = self._admit_body(worker, version)
+                if peer.told != self._placement.number:
+                    peer.told = self._placement.number
+                    body["owned"] = self._placement.owned(self.config.rank)
+                peer.start_admit(body)
                 peers.append(peer)
         fetching = [p for p in peers if p.fetches]
         copies = [copy for p in fetching for copy in (p.copy, p.backup) if copy is not None]
@@ -614,10 +848,11 @@ class Server:
         if peer is not None and peer.incarnation == incarnation:
             self._worker_left(peer, finished=False)
 
-    def _reduced(self, norms: list[tuple[int, float]]) -> None:
+    def _reduced(self, number: int, norms: list[tuple[int, float]]) -> None:
         """First half of an update with clip_norm; the second comes as a `commit` with the scale."""
-        assert self._lead_link is not None
-        self._lead_link.send(Kind.DONE, {"norms": norms})
+        if self._lead_link is not None:
+            with contextlib.suppress(LinkError):
+                self._lead_link.send(Kind.DONE, {"number": number, "norms": norms})
 
     def _answered(self, answers: list[Answer]) -> None:
         """To an `ask`: what comes of all servers' answers is a `vectors`."""
@@ -648,6 +883,47 @@ class Server:
         if self._lead_link is not None:
             with contextlib.suppress(LinkError):
                 self._lead_link.send(Kind.DONE, body)
+
+
+def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Checkpoint | None) -> Lead:
+    """The Lead of a run that begins, or goes on from a checkpoint.
+
+    Args:
+        data: what the model's offer says about the loader; None if there is none.
+    """
+    mode = parse_mode(config.mode)
+    schedule = parse_schedule(mode, config.schedule)
+    lead = Lead(mode, clip_norm=config.clip_norm, schedule=schedule, groups=config.groups)
+    lead.book = book_of(config, data)
+    if checkpoint is not None:
+        lead.restore(checkpoint.meta["lead"])
+    return lead
+
+
+def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | None:
+    """The leases of a run; None if it has no loader, or one without an end."""
+    if data is None or "samples" not in data:
+        return None
+    mode, samples = parse_mode(config.mode), field(data, "samples", int)
+    if samples < config.workers:
+        raise PlanError(
+            f"{config.workers} workers but only {samples} samples: every worker needs at least one. "
+            "Use fewer --workers or more data."
+        )
+    return LeaseBook(
+        samples=samples,
+        batch_size=field(data, "batch_size", int),
+        drop_last=field(data, "drop_last", bool),
+        by_round=mode.by_round,
+        duplicate=mode.by_epoch,
+    )
+
+
+def saved_part(connection: Connection, frame: Frame) -> tuple[str, dict[str, Tensor]]:
+    """A worker's part of a checkpoint, and the name of its file."""
+    rank = rank_of(connection)
+    blob = connection.read_blob(frame, MAX_STATE_BYTES)
+    return f"worker-{rank}.safetensors", read_blob(blob, f"what worker:{rank} saved")
 
 
 def rank_of(connection: Connection) -> int:

@@ -32,7 +32,10 @@ from paceline.params import (
 )
 from paceline.ps.vectors import run_on
 
-__all__ = ["Contribution", "Gradients", "Shard"]
+__all__ = ["Contribution", "Copy", "Gradients", "Shard"]
+
+Copy = Sequence[Tensor | None]
+"""A worker's copy of a shard, slice by slice: None where another server fills it."""
 
 DC_LAMBDA = 0.04
 """Delay compensation's strength (MXNet's default)."""
@@ -69,6 +72,8 @@ class Contribution:
 @dataclass(slots=True)
 class _SliceState:
     piece: Slice
+    owned: bool
+    """Whether this server answers for it; else it holds a copy, in memory of its own."""
     flat: Tensor
     segments: list[Tensor]
     optimizer: torch.optim.Optimizer
@@ -91,6 +96,7 @@ class Shard:
         allowed: optimizers beyond torch.optim that may be imported.
         lanes: threads that share the work of an update. A small shard uses one whatever this says.
         damping: "dc" or "gap": how a gradient is corrected by what was read for it; else it is not.
+        owned: indices of the slices that it answers for; None: all. The others lie in memory of its own.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class Shard:
         allowed: Collection[str] = (),
         lanes: int = 1,
         damping: str = "none",
+        owned: Collection[int] | None = None,
     ) -> None:
         self.layout = layout
         self.damping = damping
@@ -110,12 +117,17 @@ class Shard:
         self.base = base
         self._refusals: list[int] = []
         self._states: list[_SliceState] = []
+        self._apart: Tensor | None = None
         largest = 0
         for piece in self.slices:
-            segments = [segment_view(base, layout, g) for g in piece.segments]
+            mine = owned is None or piece.index in owned
+            memory = base if mine else self._memory_apart()
+            flat = flat_view(memory, piece)
+            if not mine:
+                flat.copy_(flat_view(base, piece))
+            segments = [segment_view(memory, layout, g) for g in piece.segments]
             optimizer = spec.build(piece.group, segments, allowed)
-            flat = flat_view(base, piece)
-            self._states.append(_SliceState(piece, flat, segments, optimizer, _bare_step(optimizer)))
+            self._states.append(_SliceState(piece, mine, flat, segments, optimizer, _bare_step(optimizer)))
             largest = max(largest, piece.nbytes)
         self._lanes = min(lanes, len(self.slices)) if self.nbytes > _SMALL_SHARD_BYTES else 1
         self._pool = ThreadPoolExecutor(self._lanes - 1, "lane", _no_grad) if self._lanes > 1 else None
@@ -126,6 +138,27 @@ class Shard:
     @property
     def nbytes(self) -> int:
         return sum(s.nbytes for s in self.slices)
+
+    @property
+    def owned(self) -> list[int]:
+        """Positions of the slices that it answers for."""
+        return [i for i, state in enumerate(self._states) if state.owned]
+
+    def own(self, indices: Collection[int]) -> None:
+        """Answer for exactly these slices from now on: they move to the common memory, others out of it."""
+        for state in self._states:
+            if state.owned == (state.piece.index in indices):
+                continue
+            state.owned = not state.owned
+            memory = self.base if state.owned else self._memory_apart()
+            state.flat = flat_view(memory, state.piece).copy_(state.flat)
+            for g, tensor in zip(state.piece.segments, state.segments, strict=True):
+                tensor.data = segment_view(memory, self.layout, g)
+
+    def _memory_apart(self) -> Tensor:
+        if self._apart is None:
+            self._apart = torch.empty_like(self.base)  # what is not touched costs nothing
+        return self._apart
 
     def take_refusals(self) -> dict[int, int]:
         """Slices refused for NaN or Inf since the last call, by worker."""
@@ -158,11 +191,20 @@ class Shard:
         """This shard's slices as flat tensors over another copy of the space."""
         return [flat_view(base, s) for s in self.slices]
 
+    def copy_in(self, base: Tensor) -> list[Tensor | None]:
+        """As `flats`, of the slices that it answers for only."""
+        return [flat_view(base, s.piece) if s.owned else None for s in self._states]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The slices themselves."""
+        return [state.flat for state in self._states]
+
     def update(
         self,
         contributions: Sequence[Contribution],
         settings: Sequence[dict[str, Any]] | None,
-        copies: Sequence[Sequence[Tensor]] = (),
+        copies: Sequence[Copy] = (),
         on_slice: Callable[[int], None] | None = None,
     ) -> None:
         """Apply the weighted mean of the contributions as one update.
@@ -178,9 +220,8 @@ class Shard:
             state = self._states[i]
             if contributions:
                 self._step(i, state, contributions, settings)
-            for copy in copies:
-                copy[i].copy_(state.flat)
-            if on_slice is not None:
+            _refresh(copies, i, state.flat)
+            if on_slice is not None and state.owned:
                 on_slice(i)
 
         self._each(work)
@@ -252,7 +293,7 @@ class Shard:
         worker: int,
         values: Gradients | None,
         alpha: float,
-        copies: Sequence[Sequence[Tensor]] = (),
+        copies: Sequence[Copy] = (),
         on_slice: Callable[[int], None] | None = None,
     ) -> None:
         """The elastic update: the centre and a worker's parameters move towards each other by the same.
@@ -270,12 +311,12 @@ class Shard:
                 torch.sub(values.flat[i], centre, out=difference).mul_(alpha)
                 if _finite(difference):
                     centre.add_(difference)
-                    moved = values.flat[i].sub_(difference)
+                    # Not in the worker's memory: a server that holds a copy reads it, too.
+                    moved = torch.sub(values.flat[i], difference, out=difference)
                 else:
                     self._refusals.append(worker)
-            for copy in copies:
-                copy[i].copy_(moved)
-            if on_slice is not None:
+            _refresh(copies, i, moved)
+            if on_slice is not None and self._states[i].owned:
                 on_slice(i)
 
         self._each(work)
@@ -339,7 +380,7 @@ class Shard:
         self,
         scale: float,
         settings: Sequence[dict[str, Any]] | None,
-        copies: Sequence[Sequence[Tensor]] = (),
+        copies: Sequence[Copy] = (),
         on_slice: Callable[[int], None] | None = None,
     ) -> None:
         """Second half: scale the means of the last `reduce` and apply them."""
@@ -351,9 +392,8 @@ class Shard:
                     self._means[i].mul_(scale)
                 self._hand_over_mean(state, self._means[i], self._reduced[i])
                 self._apply(state, settings)
-            for copy in copies:
-                copy[i].copy_(state.flat)
-            if on_slice is not None:
+            _refresh(copies, i, state.flat)
+            if on_slice is not None and state.owned:
                 on_slice(i)
 
         self._each(work)
@@ -401,14 +441,17 @@ class Shard:
         for state, flat in zip(self._states, values, strict=True):
             state.flat.copy_(flat)
 
-    def snapshot(self, *, vectors: bool = False) -> dict[str, Tensor]:
+    def snapshot(self, *, vectors: bool = False, indices: Collection[int] | None = None) -> dict[str, Tensor]:
         """A copy of parameters and optimizer state, by StateBook's keys. A consistent cut.
 
         Args:
             vectors: the named vectors, too.
+            indices: of these slices; None: of those that it answers for.
         """
         found: dict[str, Tensor] = {}
         for state in self._states:
+            if not (state.owned if indices is None else state.piece.index in indices):
+                continue
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):
                 name = self.layout.tensors[g.tensor].name
                 found[StateBook.key(name, "", g.start, g.stop)] = _detached(tensor, g.stop - g.start)
@@ -474,6 +517,13 @@ class Shard:
                 if what.startswith(_VECTOR) and value is not None:
                     whole = state.vectors.setdefault(what.removeprefix(_VECTOR), torch.zeros_like(state.flat))
                     whole[extent].copy_(value)
+
+
+def _refresh(copies: Sequence[Copy], i: int, values: Tensor) -> None:
+    for copy in copies:
+        into = copy[i]
+        if into is not None:
+            into.copy_(values)
 
 
 def _no_grad() -> None:

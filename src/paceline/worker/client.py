@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageEr
 from paceline.modes import ModeSpec, parse_mode
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
-from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view, partition
+from paceline.params import Layout, OptimizerSpec, Placement, bytes_of, flat_view
 from paceline.worker.encoding import Differences, Encoders
 
 __all__ = ["Adopted", "Client", "Grant", "Written", "error_of"]
@@ -76,6 +77,7 @@ class Client:
         patience_s: how long the lead server is waited for.
         seed: of the run; encoders that round at random begin from it.
         lane: of the thread that exchanges.
+        lead, address: the server that leads, and where it is. It knows the others.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class Client:
         rank: int,
         incarnation: int,
         worker_threads: int,
-        servers: Sequence[Address],
+        lead: int,
+        address: Address,
         secret: bytes,
         link: str,
         mode: ModeSpec,
@@ -119,15 +122,26 @@ class Client:
                 f"PACELINE_LINK_CONDITIONS={conditions} emulates a network, and link=shm and mode hogwild "
                 "share memory: unset it, or use link auto or tcp and another mode"
             )
-        for i, address in enumerate(servers):
-            connection = connect(address, secret, peer=f"server:{i}", link=link, conditions=conditions)
-            # The lead notices first who is missing, and has it replaced or names it; it itself is waited for
-            # as a last resort. The others answer what the lead has answered.
-            connection.sock.settimeout(deadline_s if i else patience_s)
-            connection.send(Kind.HELLO, {"role": "worker", "rank": rank, "incarnation": incarnation})
-            self._links.append(connection)
-        self._lead = self._links[0]
-        self.local = all(map(self._shares, self._links))
+        self._ranks: list[int] = []
+        """The servers at the other ends of the links."""
+        self._connect = partial(connect, secret=secret, link=link, conditions=conditions)
+        self._lead = self._link_to(lead, address)
+        self._lead.sock.settimeout(patience_s)
+        self._layout: Layout
+        self._placement = Placement(0, frozenset(), ())
+        self._replicated = False
+        """Whether other servers take the place of one that is gone."""
+        self._lost: list[Connection] = []
+        """Links that broke since the servers were last agreed on."""
+        self._without: set[int] = set()
+        """Servers that are gone, as we see it, and still in the placement."""
+        self._next: tuple[Placement, dict[int, Address]] | None = None
+        """A placement to come, and where servers are that are new in it."""
+        self._ready = 0
+        """Its number, until the lead was told that we are ready for it."""
+        self._requests = self._takes = 0
+        self.local = False
+        """Whether all payloads lie in memory that the servers see, too."""
         self.greeting: dict[str, Any] = {}
         """More to say to the servers when attaching."""
         self.welcome: dict[str, Any] = {}
@@ -140,8 +154,20 @@ class Client:
         self._shared: Region | None = None
         self._out: list[list[memoryview]] = []
         self._in: list[list[memoryview]] = []
+        self._told: dict[Connection, list[int]] = {}
+        """The slices that each server on the other side of a socket expects in pushes."""
         self._unread: set[Connection] = set()
         """Links with an answer to a notice that nobody waited for."""
+
+    def _link_to(self, server: int, address: Address) -> Connection:
+        connection = self._connect(address, peer=f"server:{server}")
+        # The lead notices first who is missing, and has it replaced or names it; it itself is waited for
+        # as a last resort. The others answer what the lead has answered.
+        connection.sock.settimeout(self._deadline_s)
+        connection.send(Kind.HELLO, {"role": "worker", "rank": self.rank, "incarnation": self.incarnation})
+        self._links.append(connection)
+        self._ranks.append(server)
+        return connection
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -174,6 +200,7 @@ class Client:
             self._send(self._lead, Kind.OFFER, {"extras_bytes": len(blob)}, payload)
             frame = self._receive(self._lead, Kind.ADOPTED)
         blob = self._lead.read_blob(frame, frame.payload_bytes)
+        self._reach_all(frame.body)
         if not self.local:
             for fd in frame.descriptors:
                 os.close(fd)
@@ -187,6 +214,15 @@ class Client:
             tensors=parse_tensors(blob) if blob else {},
         )
 
+    def _reach_all(self, body: dict[str, Any]) -> None:
+        """Connect to the other servers."""
+        self._placement = Placement.from_json(body["placement"])
+        self._replicated = field(body, "replicated", bool)
+        where = field(body, "servers", dict)
+        for server in sorted(self._placement.servers - {*self._ranks}):
+            self._link_to(server, Address.from_json(where[str(server)]))
+        self.local = all(map(self._shares, self._links))
+
     def attach(self, *, in_place: bool) -> tuple[Tensor, Tensor]:
         """Join the run. Returns the bytes of gradients and of parameters, in the layout's order.
 
@@ -199,29 +235,16 @@ class Client:
         self._gradients, self._copy = memory[: layout.nbytes], memory[layout.nbytes :]
         self._may_share = in_place and self._shared is not None and self.local
         self._spin_s = spin_for(layout.nbytes, self._worker_threads + len(self._links))
-        self._shards = partition(layout, len(self._links))
-        self._out = [[bytes_of(flat_view(self._gradients, s)) for s in shard] for shard in self._shards]
-        self._in = [[bytes_of(flat_view(self._copy, s)) for s in shard] for shard in self._shards]
-        body: dict[str, Any] = {
-            "fingerprint": layout.fingerprint,
-            "incarnation": self.incarnation,
-            "in_place": self._may_share,
-            **self.greeting,
-        }
-        if self._transfer.inline:
-            body["inline"] = True
+        self._arrange()
         self._differences: Differences | None = None
         if self._transfer.replies is not None:
-            body["compress_replies"] = True
             self._differences = Differences(self._transfer.replies, layout, self._shards)
         if self._transfer.compresses:
-            body["compress"] = str(self._transfer.compress)
             seed = (self._seed << 32) + (self.rank << 12) + self.incarnation
             self.encoders = Encoders(self._transfer.compress, layout, seed)
         # The lead comes last: it opens the gate when everybody is everywhere.
         for connection in reversed(self._links):
-            shared = [self._region.fd] if self._shares(connection) else ()
-            self._send(connection, Kind.ATTACH, body, descriptors=shared)
+            self._attach(connection)
             if connection is not self._lead:
                 self._take_parameters(connection, Kind.ATTACHED)
         welcome = self.welcome = self._take_parameters(self._lead, Kind.ATTACHED)
@@ -233,6 +256,74 @@ class Client:
         for connection in self._links:
             connection.payload_sent = connection.payload_received = 0
         return self._gradients, self.parameters
+
+    def _attach(self, connection: Connection) -> None:
+        body: dict[str, Any] = {
+            "fingerprint": self._layout.fingerprint,
+            "incarnation": self.incarnation,
+            "in_place": self._may_share,
+            **self.greeting,
+        }
+        if self._transfer.inline:
+            body["inline"] = True
+        if self._transfer.replies is not None:
+            body["compress_replies"] = True
+        if self._transfer.compresses:
+            body["compress"] = str(self._transfer.compress)
+        shared = [self.region.fd] if self._shares(connection) else ()
+        if not shared:
+            body["sends"] = self._told[connection] = self._sends(self._links.index(connection))
+        self._send(connection, Kind.ATTACH, body, descriptors=shared)
+
+    def _sends(self, at: int) -> list[int]:
+        return [piece.index for piece in self._shards[at]]
+
+    def _arrange(self) -> None:
+        """Who is sent what, and sends what, by the present placement; and by the next one, if we know it."""
+        slices, placement = self._layout.slices, self._placement
+        held = [set(placement.held(rank)) for rank in self._ranks]
+        if self._next is not None:
+            held = [now.union(self._next[0].held(rank)) for now, rank in zip(held, self._ranks, strict=True)]
+        self._shards = [[slices[i] for i in sorted(indices)] for indices in held]
+        self._out = [[bytes_of(flat_view(self._gradients, s)) for s in shard] for shard in self._shards]
+        self._in = [self._copies(placement.owned(rank)) for rank in self._ranks]
+        for at, connection in enumerate(self._links):
+            if self._told.get(connection, sends := self._sends(at)) != sends:
+                self._told[connection] = sends
+                with self._losing(connection):
+                    self._send(connection, Kind.SENDS, {"slices": sends})
+
+    def _hear_next(self, reply: dict[str, Any]) -> None:
+        """Another placement is to come: the lead waits until we are ready for it."""
+        if "next" in reply:
+            placement, addresses = reply["next"]
+            found = {int(rank): Address.from_json(where) for rank, where in addresses.items()}
+            self._next = (Placement.from_json(placement), found)
+
+    def _get_ready(self) -> None:
+        """Reach the servers that are new in the next placement, and send everybody what it will need."""
+        if self._next is None or self._ready == self._next[0].number:
+            return
+        placement, addresses = self._next
+        for rank, address in addresses.items():
+            if rank not in self._ranks:
+                try:
+                    connection = self._link_to(rank, address)
+                except LinkError:  # gone again, which the lead sees, too
+                    continue
+                for each in (self._shards, self._out, self._in):
+                    each.append([])
+                try:
+                    self._attach(connection)
+                    self._take_parameters(connection, Kind.ATTACHED)
+                except LinkError:
+                    self._drop([connection])
+        self._arrange()
+        self._ready = placement.number
+
+    def _copies(self, indices: Sequence[int]) -> list[memoryview]:
+        """Where these slices of the parameters are to come."""
+        return [bytes_of(flat_view(self._copy, self._layout.slices[i])) for i in indices]
 
     def _shares(self, connection: Connection) -> bool:
         """Whether payloads lie in memory that this server sees, too."""
@@ -278,25 +369,104 @@ class Client:
         lane = self.lane
         phase = lane.enter(Phase.PUSH)
         self._read_notices()
+        if self._next is not None:
+            self._get_ready()
         written = self._written(kind, self._message(kind, fetch, body))
         before = time.perf_counter()
         # The lead comes last: what it has seen is everywhere (docs/decisions.md).
         for at in reversed(range(len(self._links))):
             message, views = written[at]
             if views:
-                lane.enter(Phase.PUSH, at)
+                lane.enter(Phase.PUSH, self._ranks[at])
                 lane.carried(sum(view.nbytes for view in views))
-            self._send(self._links[at], kind, message, views)
+            if self._replicated:
+                with self._losing(self._links[at]):
+                    self._send(self._links[at], kind, message, views)
+            else:
+                self._send(self._links[at], kind, message, views)
         if self.mode.needs_memory and kind is Kind.PUSH:
             self._unread.update(self._links)  # a notice: the parameters are in the shared memory already
         else:
             lane.enter(Phase.WAIT)
             if self._spin_s:
                 self._lead.spin(self._spin_s)
-            for connection in self._links:
-                self._take_admit(connection, fetch=fetch)
+            self._take_admits(fetch=fetch)
+            if self._lost:
+                self._regroup(fetch=fetch)
         self.wait_s += time.perf_counter() - before
         lane.enter(phase)
+
+    def _take_admits(self, *, fetch: bool) -> None:
+        if not self._replicated and self._next is None:
+            for connection in self._links:
+                self._take_admit(connection, fetch=fetch)
+            return
+        for connection in [*self._links]:
+            # The lead's answer, which comes first, may say that others are gone. Those who are new answer
+            # from the placement on in which they are.
+            if self._answers(connection):
+                with self._losing(connection):
+                    self._take_admit(connection, fetch=fetch)
+
+    def _answers(self, connection: Connection) -> bool:
+        if connection not in self._links or connection in self._lost:
+            return False
+        return self._ranks[self._links.index(connection)] in self._placement.servers
+
+    @contextlib.contextmanager
+    def _losing(self, connection: Connection) -> Iterator[None]:
+        """Where others can take its place, a server's end is no error yet."""
+        try:
+            yield
+        except LinkError:
+            if not self._replicated or len(self._lost) + 1 >= len(self._links):
+                raise
+            if connection not in self._lost:
+                self._lost.append(connection)
+
+    def _regroup(self, *, fetch: bool) -> None:
+        """Servers are gone: have all others agree on who holds what, and who leads.
+
+        Args:
+            fetch: have fresh parameters, too: the answer of who is gone may have come in part.
+        """
+        while self._lost:
+            self._without.update(self._ranks[self._links.index(link)] for link in self._lost)
+            self._drop(self._lost)
+            self._lost = []
+            message = self._message(Kind.PULL, fetch, {"without": sorted(self._without)})
+            for connection in reversed(self._links):
+                with self._losing(connection):
+                    self._send(connection, Kind.PULL, message)
+            self._take_admits(fetch=fetch)
+
+    def _drop(self, links: Sequence[Connection]) -> None:
+        for link in links:
+            at = self._links.index(link)
+            for each in (self._links, self._ranks, self._shards, self._out, self._in):
+                del each[at]
+            link.close()
+
+    def _hear_placement(self, connection: Connection, reply: dict[str, Any]) -> None:
+        """The lead, and nobody else, says who holds what."""
+        if "placement" not in reply:
+            return
+        self._placement = Placement.from_json(reply["placement"])
+        if self._next is not None and self._next[0].number <= self._placement.number:
+            self._next = None
+        self._lead = connection
+        connection.sock.settimeout(self._patience_s)
+        servers = self._placement.servers
+        gone = [link for link, rank in zip(self._links, self._ranks, strict=True) if rank not in servers]
+        self._lost = [link for link in self._lost if link not in gone]
+        self._without &= servers
+        self._drop(gone)
+        # The lead comes first when answers are read, and last when requests are sent.
+        lead = self._links.index(connection)
+        order = [lead, *(at for at in range(len(self._links)) if at != lead)]
+        self._links = [self._links[at] for at in order]
+        self._ranks = [self._ranks[at] for at in order]
+        self._arrange()
 
     def _take_admit(self, connection: Connection, *, fetch: bool) -> None:
         reply = self._take_parameters(connection, Kind.ADMIT)
@@ -309,7 +479,10 @@ class Client:
         self._hear_mode(reply)
 
     def _message(self, kind: Kind, fetch: bool, body: dict[str, Any]) -> dict[str, Any]:
-        message = {"sequence": self.sequence, "read_version": self.version, **body}
+        self._requests += 1
+        message = {"n": self._requests, "sequence": self.sequence, "read_version": self.version, **body}
+        if self._next is not None and self._ready:
+            message["ready"] = self._ready
         if not fetch:
             message["fetch"] = False
         self.sequence += kind is not Kind.PULL
@@ -335,10 +508,12 @@ class Client:
         phase = self.lane.enter(Phase.COMPRESS)
         if missing := encoders.still_missing(message.pop("missing", ())):
             message["missing"] = missing
-        parts = [
-            [memoryview(encoders.encode(s.index, flat_view(self._gradients, s))) for s in shard]
-            for shard in self._shards
-        ]
+        written: dict[int, memoryview] = {}  # once, for all who hold it
+        for piece in (piece for shard in self._shards for piece in shard):
+            if piece.index not in written:
+                encoded = encoders.encode(piece.index, flat_view(self._gradients, piece))
+                written[piece.index] = memoryview(encoded)
+        parts = [[written[s.index] for s in shard] for shard in self._shards]
         if time.monotonic() - self._told_residual > RESIDUAL_S:
             self._told_residual = time.monotonic()
             message["residual"] = encoders.residual_norm()
@@ -395,10 +570,12 @@ class Client:
         if carry:
             body["carry"] = list(carry)
         self._read_notices()
+        if self._next is not None:
+            self._get_ready()
+            body["ready"] = self._ready
         before, waited = time.perf_counter(), self.wait_s
         phase = self.lane.enter(Phase.WAIT if wait else Phase.LEASE)
-        self._send(self._lead, Kind.TAKE, body)
-        reply = self._receive(self._lead, Kind.GRANT).body
+        reply = self._granted(body)
         self._blame(reply)
         self.lane.enter(phase)
         self.wait_s = waited + time.perf_counter() - before
@@ -408,6 +585,21 @@ class Client:
         elif wait or self.mode.by_epoch:  # there, whoever comes late to an epoch may have missed its start
             self._catch_up(field(reply, "version", int))
         return Grant.of(reply)
+
+    def _granted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask the lead for leases: this one, or the next if it is gone."""
+        if self._replicated:
+            self._takes += 1
+            body["n"] = self._takes
+        while True:
+            lead = self._lead
+            with self._losing(lead):
+                self._send(lead, Kind.TAKE, body)
+                reply = self._receive(lead, Kind.GRANT).body
+                self._hear_placement(lead, reply)
+                self._hear_next(reply)
+                return reply
+            self._regroup(fetch=False)  # between two exchanges all parameters are whole
 
     def _catch_up(self, version: int) -> None:
         """After a rest: the others may have gone on meanwhile.
@@ -439,25 +631,35 @@ class Client:
     def optimizer_state(self) -> list[dict[str, Tensor]]:
         """Parameters and optimizer state of all servers, by StateBook's keys."""
         self._read_notices()
-        parts = []
-        for connection in self._links:
-            self._send(connection, Kind.STATE, {})
-            frame = self._receive(connection, Kind.STATE)
-            blob = connection.read_blob(frame, frame.payload_bytes)
-            parts.append(parse_tensors(blob) if blob else {})
-        return parts
+        while True:
+            parts = []
+            for connection in self._links:
+                with self._losing(connection):
+                    self._send(connection, Kind.STATE, {})
+                    frame = self._receive(connection, Kind.STATE)
+                    blob = connection.read_blob(frame, frame.payload_bytes)
+                    parts.append(parse_tensors(blob) if blob else {})
+            if not self._lost:
+                return parts
+            self._regroup(fetch=False)
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         """Give all servers optimizer state; each takes what is in its shard."""
         self._read_notices()
         blob = save(tensors)  # not empty, whatever there is in it: an empty payload asks for the state
         for connection in self._links:
-            self._send(connection, Kind.STATE, {}, [memoryview(blob)])
-            self._receive(connection, Kind.STATE)
+            with self._losing(connection):
+                self._send(connection, Kind.STATE, {}, [memoryview(blob)])
+                self._receive(connection, Kind.STATE)
+        if self._lost:  # the others have it
+            self._regroup(fetch=False)
 
     def save(self, tensors: dict[str, Tensor], cut: int = 0) -> None:
         """Send this worker's part of a checkpoint (of version `cut`, if that is known)."""
-        self._send(self._lead, Kind.SAVED, {"cut": cut} if cut else {}, [memoryview(_blob(tensors))])
+        blob = memoryview(_blob(tensors))
+        for connection in self._links if self._replicated else [self._lead]:
+            with self._losing(connection):
+                self._send(connection, Kind.SAVED, {"cut": cut} if cut else {}, [blob])
 
     def bye(self) -> None:
         """Leave in order: the script has ended, or the run wanted it so."""
@@ -494,9 +696,13 @@ class Client:
     def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
         frame = self._receive(connection, kind)
         self._blame(frame.body)
+        self._hear_placement(connection, frame.body)
+        self._hear_next(frame.body)
+        if "owned" in frame.body:
+            self._in[self._links.index(connection)] = self._copies(frame.body["owned"])
         if frame.payload_bytes:
             at = self._links.index(connection)
-            phase = self.lane.enter(Phase.PULL, at)
+            phase = self.lane.enter(Phase.PULL, self._ranks[at])
             self.lane.carried(frame.payload_bytes)
             for _ in self._read_parameters(at, frame.body, self._in[at]):
                 pass

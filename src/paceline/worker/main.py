@@ -95,7 +95,8 @@ def run_worker(
             ) from None
         if frame.kind is not Kind.START:
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
-        addresses = [Address.from_json(a) for a in field(frame.body, "servers", list)]
+        lead = field(frame.body, "lead", int)
+        address = Address.from_json(field(frame.body, "servers", dict)[str(lead)])
         make: Callable[..., Client] = Client
         if transfer.pipelined:
             make = functools.partial(PipelinedClient, spans=spans)
@@ -103,7 +104,8 @@ def run_worker(
             rank=config.rank,
             incarnation=config.incarnation,
             worker_threads=config.workers * config.threads,
-            servers=addresses,
+            lead=lead,
+            address=address,
             secret=secret,
             link=config.link,
             mode=parse_mode(config.mode),

@@ -70,8 +70,8 @@ class PipelinedClient(Client):
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._closing = False
-        self._inbox: list[collections.deque[Frame]] = [collections.deque() for _ in self._links]
-        self._brings: list[collections.deque[bool]] = [collections.deque() for _ in self._links]
+        self._inbox: list[collections.deque[Frame]] = []
+        self._brings: list[collections.deque[bool]] = []
         self._asked = 0
         self._sent = 0
         self._begun = 0
@@ -79,8 +79,8 @@ class PipelinedClient(Client):
         self._lead_at = 0.0
         self._blamed: dict[str, Any] = {}
         """What the lead said last about whom it waited for."""
-        self._answered = [0] * len(self._links)
-        self._fetched = [0] * len(self._links)
+        self._answered: list[int] = []
+        self._fetched: list[int] = []
         self._versions: collections.deque[int] = collections.deque()
         """Of the parameters that have come and are not taken over."""
         self._missing: set[int] = set()
@@ -100,6 +100,9 @@ class PipelinedClient(Client):
     def attach(self, *, in_place: bool) -> tuple[Tensor, Tensor]:
         """As any client; from here on only the threads use the links."""
         found = super().attach(in_place=in_place)
+        self._inbox = [collections.deque() for _ in self._links]
+        self._brings = [collections.deque() for _ in self._links]
+        self._answered, self._fetched = [0] * len(self._links), [0] * len(self._links)
         self._home = {
             s.index: (link, at) for link, shard in enumerate(self._shards) for at, s in enumerate(shard)
         }

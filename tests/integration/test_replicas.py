@@ -1,0 +1,178 @@
+"""With replicas: servers are killed, others go on in their place, and nobody else notices."""
+
+import csv
+import itertools
+import json
+import os
+import secrets
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.storage.atomic import write_text_atomically
+from paceline.testing import faulty
+from tests.speed import first
+
+SCRIPT = """
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+x = torch.randn(96, 8, generator=torch.Generator().manual_seed(1))
+loader = DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+result(os.getpid())
+"""
+
+
+def assert_all_counted(ran, samples: int = 96, epochs: int = 2) -> None:
+    assert ran.error is None
+    assert ran.status.samples == samples * epochs
+    assert ran.status.lost_updates == 0
+    accounts = ran.status.leases[:epochs]
+    assert [(a["applied"], a["refused"], a["unused"]) for a in accounts] == [(samples, 0, 0)] * epochs
+    with (ran.run.path / "pushes.csv").open() as file:
+        pushes = list(csv.DictReader(file))
+    ids = [(p["worker"], p["incarnation"], p["sequence"]) for p in pushes]
+    assert len(ids) == len(set(ids))
+    assert sum(int(p["samples"]) for p in pushes) == samples * epochs
+
+
+KILLS = [("asp", "tcp", 0), ("ssp:1", "shm", 1)]
+KILLS += [
+    case for case in itertools.product(["bsp", "asp", "ssp:1"], ["shm", "tcp"], [0, 1]) if case not in KILLS
+]
+
+
+@pytest.mark.parametrize(("mode", "link", "server"), first(2, KILLS))
+def test_a_killed_server_costs_nothing(run, mode, link, server):
+    with faulty(f"kill server:{server}@7"):
+        ran = run(SCRIPT, workers=2, servers=2, replicas=1, mode=mode, link=link)
+    assert_all_counted(ran)
+    assert any(f"server:{server} was killed" in text for text in ran.status.messages)
+    assert all(worker.restarts == 0 for worker in ran.status.workers.values())
+
+
+@pytest.mark.parametrize("server", [1, 0])
+def test_in_bsp_the_result_is_bitwise_that_of_an_undisturbed_run(run, server):
+    with faulty(f"kill server:{server}@7"):
+        ran = run(SCRIPT, workers=2, servers=2, replicas=1)
+    undisturbed = run(SCRIPT, workers=2, servers=2)
+    assert_all_counted(ran)
+    assert all(torch.equal(ran.model[name], value) for name, value in undisturbed.model.items())
+
+
+# Trains until told to stop, at an epoch that all workers agree on.
+LONG = """
+import itertools, time
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 600), nn.Tanh(), nn.Linear(600, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+x = torch.randn(96, 8, generator=torch.Generator().manual_seed(1))
+loader = DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=4, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+last = RUN_DIR / "last"
+for epoch in itertools.count():
+    if last.exists() and epoch > int(last.read_text()):
+        break
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+result(epoch)
+"""
+
+
+class Through:
+    """A watch that does one thing after another, each when the one before came true, and ends the run."""
+
+    def __init__(self, *stages):
+        self._stages = list(stages)
+        self._done = None
+        self.pids = {}
+
+    def __call__(self, status, lines, engine):
+        if status.state in ("failed", "succeeded") or (self._done is not None and not self._done(status)):
+            return
+        if self._done is None and status.version < 10:
+            return
+        self._done = None
+        self.pids.setdefault("first", engine.pids())
+        if self._stages:
+            self._done = self._stages.pop(0)(status, engine)
+        elif not (last := Path(status.run_dir) / "last").exists():
+            self.pids["last"] = engine.pids()
+            write_text_atomically(last, str(status.epoch + 12))
+
+
+def kill(name):
+    """Kill a server, and wait until another one has its copies."""
+
+    def stage(status, engine):
+        os.kill(engine.pids()[name], signal.SIGKILL)
+        count = sum("holds copies again" in text for text in status.messages)
+        return lambda status: sum("holds copies again" in text for text in status.messages) > count
+
+    return stage
+
+
+def scale(**sizes):
+    """Ask for other numbers of workers or servers, and wait until they are there and have done something."""
+
+    def stage(status, engine):
+        asked = Path(status.run_dir) / "requests"
+        asked.mkdir(exist_ok=True)
+        write_text_atomically(asked / f"{secrets.token_hex(4)}.json", json.dumps({"kind": "scale", **sizes}))
+
+        def done(status):
+            servers = [name for name in engine.pids() if name.startswith("server:")]
+            if sizes.get("servers", len(servers)) != len(servers) or len(status.servers) != len(servers):
+                return False
+            done.since = getattr(done, "since", None) or status.version
+            return status.version > done.since + 40
+
+        return done
+
+    return stage
+
+
+def assert_whole(ran, through, workers=2):
+    epochs = ran.results()[0]
+    assert set(ran.results().values()) == {epochs}
+    assert_all_counted(ran, epochs=epochs)
+    stayed = [f"worker:{rank}" for rank in range(workers)]
+    assert [through.pids["first"][name] for name in stayed] == [through.pids["last"][name] for name in stayed]
+
+
+@pytest.mark.parametrize(("mode", "link"), first(1, itertools.product(["asp", "bsp"], ["shm", "tcp"])))
+def test_one_server_after_another_is_killed_and_replaced(run, mode, link):
+    through = Through(kill("server:0"), kill("server:1"), kill("server:2"), kill("server:0"))
+    ran = run(LONG, workers=2, servers=3, replicas=1, mode=mode, link=link, max_restarts=10, watch=through)
+    assert_whole(ran, through)
+
+
+SETTINGS = itertools.product(["asp", "bsp"], ["tcp", "shm"], [1, 0])
+
+
+@pytest.mark.parametrize(("mode", "link", "replicas"), first(1, SETTINGS))
+def test_servers_come_and_go(run, mode, link, replicas):
+    through = Through(scale(servers=4), scale(servers=2), scale(servers=3))
+    ran = run(LONG, workers=2, servers=2, replicas=replicas, mode=mode, link=link, watch=through)
+    assert_whole(ran, through)
+    assert "from 2 to 4 servers: server:2, server:3 join" in ran.status.messages
+
+
+def test_in_bsp_servers_that_come_and_go_change_no_bit(run):
+    through = Through(scale(servers=3), scale(servers=1))
+    ran = run(LONG, workers=2, servers=1, watch=through)
+    assert_whole(ran, through)
+    epochs = ran.results()[0]
+    source = LONG.replace("if last.exists() and epoch > int(last.read_text())", f"if epoch == {epochs}")
+    undisturbed = run(source, workers=2, servers=1)
+    assert all(torch.equal(ran.model[name], value) for name, value in undisturbed.model.items())

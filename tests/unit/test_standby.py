@@ -1,0 +1,93 @@
+"""A follower's Lead hears the same events, knows the same, and decides the same."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.data.leases import LeaseBook
+from paceline.exceptions import FrameError
+from paceline.modes import parse_mode
+from paceline.ps.lead import Lead
+from paceline.ps.standby import Standby, lead_from_json, lead_to_json
+
+MODES = ["bsp", "backup:1", "ssp:1", "asp", "asp+quorum=2"]
+
+
+def new_lead(mode: str) -> Lead:
+    lead = Lead(parse_mode(mode))
+    lead.book = LeaseBook(samples=40, batch_size=4, drop_last=False, by_round=lead.mode.by_round)
+    return lead
+
+
+def happen(lead: Lead, rng: random.Random, steps: int, tell, sequences, leases) -> None:
+    """Workers come, take leases, push, rest and go, as they do."""
+    for _ in range(steps):
+        here = sorted(lead.machine.members)
+        if len(here) < 3 and rng.random() < 0.4:
+            worker = min({0, 1, 2} - {*here})
+            tell(["join", worker, sequences.get(worker, 0)])
+            leases[worker] = []
+            continue
+        if not here:
+            continue
+        worker = rng.choice(here)
+        if worker in lead.machine.waiting:
+            continue
+        if rng.random() < 0.05:
+            incarnation = lead.incarnation_of(worker)
+            tell(["leave", worker, incarnation, False])
+            sequences[worker] = sequences.get(worker, 0) + 1000
+        elif not leases[worker]:
+            found, _ = tell(["take", worker, lead.epoch, 2, False, 1])
+            leases[worker] = [lease.id for lease in found or ()]
+            if not leases[worker]:
+                tell(["take", worker, lead.epoch, 2, True, 2])
+                for who, given_, _ in tell(["granted", 2])[0]:
+                    leases[who] = [lease.id for lease in given_]
+        else:
+            sequences[worker] = sequences.get(worker, 0) + 1
+            incarnation = lead.incarnation_of(worker)
+            facts = [lead.version, 4, [leases[worker].pop()], rng.random() < 0.1]
+            tell(["push", worker, incarnation, sequences[worker], *facts])
+            if lead.parks:
+                for who, given_, _ in tell(["granted", 2])[0]:
+                    leases[who] = [lease.id for lease in given_]
+
+
+@given(st.sampled_from(MODES), st.integers(0, 10**6))
+def test_it_knows_and_decides_the_same_from_any_moment_on(mode, seed):
+    rng = random.Random(seed)
+    lead, early = new_lead(mode), Standby(new_lead(mode), {}, {})
+    late: list[Lead] = []
+
+    def tell(event):
+        event = json.loads(json.dumps(event))  # as it travels
+        early.hear({"steps": [], "events": [event]})
+        said = lead.replay(event)
+        for other in late:
+            assert other.replay(event) == said
+        return said
+
+    sequences: dict[int, int] = {}
+    leases: dict[int, list[int]] = {}
+    happen(lead, rng, 40, tell, sequences, leases)
+    late.append(lead_from_json(json.loads(json.dumps(lead_to_json(lead)))))
+    happen(lead, rng, 40, tell, sequences, leases)
+    for other in (early.lead, *late):
+        other.sick.clear()
+        lead.sick.clear()
+        assert lead_to_json(other) == lead_to_json(lead)
+
+
+@pytest.mark.parametrize("data", [None, {}, {"Lead": 3}, {"os": {}}, {"dict": []}, {"Totals": {}}])
+def test_nonsense_is_refused(data):
+    with pytest.raises(FrameError):
+        lead_from_json(data)
+
+
+def test_an_unknown_event_is_refused():
+    with pytest.raises(FrameError, match="no Lead knows"):
+        new_lead("bsp").replay(["__init__", 3])
