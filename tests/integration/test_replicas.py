@@ -35,8 +35,8 @@ def assert_all_counted(ran, samples: int = 96, epochs: int = 2) -> None:
     assert ran.error is None
     assert ran.status.samples == samples * epochs
     assert ran.status.lost_updates == 0
-    accounts = ran.status.leases[:epochs]
-    assert [(a["applied"], a["refused"], a["unused"]) for a in accounts] == [(samples, 0, 0)] * epochs
+    accounts = [a for a in ran.status.leases if a["epoch"] < epochs]  # the last ones of many
+    assert {(a["applied"], a["refused"], a["unused"]) for a in accounts} == {(samples, 0, 0)}
     with (ran.run.path / "pushes.csv").open() as file:
         pushes = list(csv.DictReader(file))
     ids = [(p["worker"], p["incarnation"], p["sequence"]) for p in pushes]

@@ -82,7 +82,7 @@ def test_a_streamed_payload_arrives_as_it_gets_ready() -> None:
             assert step.wait(5)
             yield memoryview(b"second")
 
-        args = (Kind.ADMIT, {"version": 3}, 11, pieces())
+        args = (Kind.ADMIT, {"version": 3}, pieces(), [memoryview(b"firstsecond")])
         sender = threading.Thread(target=a.send_streamed, args=args)
         sender.start()
         assert b.receive().body == {"version": 3}
@@ -99,7 +99,7 @@ def test_a_streamed_payload_arrives_as_it_gets_ready() -> None:
 @pytest.mark.parametrize("pieces", [[], [b"only"], [b"far too long for it"]])
 def test_a_streamed_payload_of_another_size_is_an_error(pieces: list[bytes]) -> None:
     with linked() as (a, _), pytest.raises(LinkError, match="a ADMIT to server:0 ended .* short"):
-        a.send_streamed(Kind.ADMIT, {}, 8, map(memoryview, pieces))
+        a.send_streamed(Kind.ADMIT, {}, map(memoryview, pieces), [memoryview(bytes(8))])
 
 
 # --- descriptors ----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_sending_to_a_peer_that_is_gone_names_it(carrier: str) -> None:
             for _ in range(50):
                 a.send(Kind.PUSH, {}, [big])
         with pytest.raises(LinkError, match="the link to server:0 broke"):
-            a.send_streamed(Kind.ADMIT, {}, 1 << 20, iter([big]))
+            a.send_streamed(Kind.ADMIT, {}, iter([big]), [big])
         a.close()
         a.close()
         with pytest.raises(LinkError, match="the link to server:0 broke"):
@@ -325,7 +325,8 @@ def test_payload_bytes_are_counted_at_both_ends() -> None:
         a.send(Kind.PUSH, {"text": "not counted"}, [memoryview(b"abc"), memoryview(b"de")])
         frame = b.receive()
         assert b.read_blob(frame, 5) == b"abcde"
-        b.send_streamed(Kind.ADMIT, {}, 4, iter([memoryview(b"fg"), memoryview(b"hi")]))
+        whole = [memoryview(b"fg"), memoryview(b"hi")]
+        b.send_streamed(Kind.ADMIT, {}, iter(whole), whole)
         a.receive()
         rooms = [bytearray(1), bytearray(3)]
         assert list(a.read_each([memoryview(room) for room in rooms])) == [0, 1]

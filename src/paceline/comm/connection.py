@@ -61,6 +61,18 @@ class Address:
         return cls(unix=unix, host=field(data, "host", str), port=field(data, "port", int))
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A frame that the other side may not have got."""
+
+    number: int
+    kind: Kind
+    body: dict[str, Any]
+    payload: Sequence[memoryview]
+    descriptors: Sequence[int]
+    at: float
+
+
 @dataclass(slots=True)
 class Frame:
     """A received frame.
@@ -77,7 +89,13 @@ class Frame:
 
 
 class Connection:
-    """Frames over one authenticated socket. One thread sends at a time, one receives at a time."""
+    """Frames over one authenticated socket. One thread sends at a time, one receives at a time.
+
+    Where both sides `keep` what they send, a link that breaks can go on over another socket (`go_on`): both
+    say how many frames have come, and what is missing is sent again. So each frame is received exactly once,
+    in order, however often the link breaks. Request and reply take turns there, so whoever receives something
+    knows that all it had sent has come.
+    """
 
     def __init__(self, sock: socket.socket, keys: handshake.Keys) -> None:
         self.sock = sock
@@ -85,11 +103,16 @@ class Connection:
         """Role name of the other side, known after its HELLO."""
         self.local = sock.family == getattr(socket, "AF_UNIX", None)
         """Whether both ends are on one host and can share memory."""
+        self.same_host = self.local or _is_loopback(sock)
         self.payload_sent = 0
         self.payload_received = 0
         """Bytes of payloads so far; frames themselves and shared memory do not count."""
         self.damage = ""
-        """What happens to the next frame that is sent, in tests: "flip" or "cut"."""
+        """What happens to the next frame that is sent, in tests: see `faults.py`."""
+        self._delayed = b""
+        self._kept: list[_Kept] | None = None
+        # Frames of this link that went over sockets before this one. Probes are none: they may be lost.
+        self._sent_before = self._received_before = 0
         self._keys = keys
         self._sent = 0
         self._received = 0
@@ -98,6 +121,67 @@ class Connection:
     def fileno(self) -> int:
         """For selectors."""
         return self.sock.fileno()
+
+    # --- links that outlive their socket ----------------------------------------------------------
+
+    def keep(self) -> None:
+        """From now on keep what is sent until the other side answers."""
+        if self._kept is None:
+            self._kept = []
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the link can go on over another socket."""
+        return self._kept is not None
+
+    @property
+    def received(self) -> int:
+        """Frames of this link that have come, whole."""
+        return self._received_before + self._received - bool(self._unread)
+
+    def overdue(self, seconds: float) -> bool:
+        """Whether something that was sent so long ago has not been heeded: it was probably lost."""
+        return bool(self._kept) and time.monotonic() - self._kept[0].at > seconds  # type: ignore[index]
+
+    def go_on(self, other: "Connection", theirs: int) -> None:
+        """Go on over another connection's socket; `theirs`: so many of our frames have come over there.
+
+        Raises:
+            LinkError: it breaks again, or what is missing was not kept.
+        """
+        missing = [each for each in self._kept or () if each.number >= theirs]
+        if self._sent_before + self._sent - theirs != len(missing):
+            raise LinkError(f"{self.peer} lacks frames that are gone")
+        sent, received, timeout = self._sent_before + self._sent, self.received, self.sock.gettimeout()
+        self.sock.close()
+        self.sock, self._keys = other.sock, other._keys
+        self.sock.settimeout(timeout)
+        self._sent, self._received, self._unread = other._sent, other._received, 0
+        self._sent_before, self._received_before = theirs - self._sent, received - self._received
+        self._kept, self._delayed = [], b""
+        try:
+            for each in missing:
+                self.send(each.kind, each.body, each.payload, each.descriptors)
+        except LinkError:
+            self._kept, self._sent_before = missing, sent - self._sent
+            raise
+
+    def _keep(
+        self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview], descriptors: Sequence[int]
+    ) -> None:
+        if self._kept is not None:
+            number = self._sent_before + self._sent
+            self._kept.append(_Kept(number, kind, body, payload, descriptors, time.monotonic()))
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something has come within this time, if only its end."""
+        if self.sock.fileno() < 0:
+            return True
+        look = select.poll()
+        look.register(self.sock, select.POLLIN)
+        return bool(look.poll(seconds * 1000))
 
     def send(
         self,
@@ -113,9 +197,17 @@ class Connection:
         """
         size = sum(view.nbytes for view in payload)
         head = frames.encode(kind, body or {}, sequence=self._sent, payload_bytes=size, key=self._keys.send)
+        if kind is Kind.PROBE:
+            self._sent_before -= 1
+        elif self._kept is not None:
+            self._keep(kind, body or {}, payload, descriptors)
         self._sent += 1
-        if self.damage:
-            head = self._damaged(head)
+        if self.damage or self._delayed:
+            if not self._suffer(head, payload):
+                return
+            if self.damage == "flip":
+                self.damage = ""
+                head = head[:-1] + bytes([head[-1] ^ 1])
         try:
             if descriptors:
                 rights = array.array("i", descriptors)
@@ -131,23 +223,48 @@ class Connection:
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
 
-    def _damaged(self, head: bytes) -> bytes:
-        if self.damage == "cut":
-            self.sock.sendall(head[: len(head) // 2])
-            self.close()
+    def _suffer(self, head: bytes, payload: Sequence[memoryview]) -> bool:
+        """Faults on purpose. False: nothing of this frame is to be sent any more."""
+        damage = self.damage
+        if damage == "flip":
+            return True
         self.damage = ""
-        return head[:-1] + bytes([head[-1] ^ 1])
+        whole = b"".join([head, *payload])
+        with contextlib.suppress(OSError):
+            match damage:
+                case "cut":
+                    self.sock.sendall(whole[: len(whole) // 2])
+                    self.sock.shutdown(socket.SHUT_RDWR)
+                case "duplicate":
+                    self.sock.sendall(whole + whole)
+                case "reorder":
+                    self._delayed = whole
+                case "":
+                    self.sock.sendall(whole + self._delayed)  # what should have come first
+                    self._delayed = b""
+        return False
 
     def send_streamed(
-        self, kind: Kind, body: dict[str, Any], size: int, payload: Iterator[memoryview]
+        self,
+        kind: Kind,
+        body: dict[str, Any],
+        payload: Iterator[memoryview],
+        whole: Sequence[memoryview],
     ) -> None:
-        """Send a frame whose payload of `size` bytes comes in pieces, as they get ready.
+        """Send a frame whose payload, in the end `whole`, comes in pieces, as they get ready.
 
         Raises:
-            LinkError: the other side is gone, or the pieces were not `size` bytes: the link is
+            LinkError: the other side is gone, or the pieces were not the whole: the link is
                 then of no more use.
         """
+        if self.damage or self._delayed:
+            for _ in payload:
+                pass
+            self.send(kind, body, whole)
+            return
+        size = sum(view.nbytes for view in whole)
         head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
+        self._keep(kind, body, whole, ())
         self._sent += 1
         try:
             self.sock.sendall(head)
@@ -191,6 +308,10 @@ class Connection:
             frames.verify(header, body, sequence=self._received, key=self._keys.receive)
             self._received += 1
             self._unread = header.payload_bytes
+            if header.kind is Kind.PROBE:
+                self._received_before -= 1
+            elif self._kept:
+                self._kept.clear()
             return Frame(header.kind, frames.decode_body(body), header.payload_bytes, descriptors)
         except BaseException:
             for fd in descriptors:
@@ -277,6 +398,14 @@ class Connection:
                 middle = "" if at_boundary and not done else " in the middle of a frame"
                 raise LinkError(f"{self.peer} closed the link{middle}")
             done += count
+
+
+def _is_loopback(sock: socket.socket) -> bool:
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return False
+    return isinstance(peer, tuple) and str(peer[0]).startswith(("127.", "::1"))
 
 
 class Listener:

@@ -8,29 +8,37 @@
 | `stop` | it gets SIGSTOP, and SIGCONT after the time that is given, if one is |
 | `slow` | it takes so much longer |
 | `nan`, `huge` | the gradient is NaN, or 10⁴ times what it was (workers) |
-| `flip`, `cut` | a bit of the next frame to the lead is flipped, or the link ends within it (workers) |
+| `flip`, `cut` | a bit of the next frame is flipped, or the link ends within it |
+| `drop`, `duplicate`, `reorder` | the next frame is lost, comes twice, or after the one behind it |
+| `delay` | the next frame leaves so much later |
+
+Of a worker it is a frame to one of the servers, of a server an answer to one of the workers. A chance may
+stand behind: `drop worker:*@1-1000:10%` hits each step of every worker with it, by a seed of its own.
 
 A fault hits the first process in its place, not the one that replaces it. The same text is the same faults.
 """
 
 import os
+import random
 import re
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.exceptions import UsageError
 
-__all__ = ["FAULTS", "KINDS", "Fault", "Faults"]
+__all__ = ["EVERY_RANK", "FAULTS", "KINDS", "OF_FRAMES", "Fault", "Faults"]
 
 FAULTS = "PACELINE_FAULTS"
 """The environment variable, read by the controller when a run starts."""
 
-KINDS = ("kill", "stop", "slow", "nan", "huge", "flip", "cut")
-_OF_WORKERS = ("nan", "huge", "flip", "cut")
+OF_FRAMES = ("flip", "cut", "drop", "duplicate", "reorder")
+KINDS = ("kill", "stop", "slow", "delay", "nan", "huge", *OF_FRAMES)
+_OF_WORKERS = ("nan", "huge")
 _SECONDS = {"ms": 1e-3, "s": 1.0}
-_FORM = re.compile(r"(\w+)\s+(worker|server):(\d+)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?")
+_FORM = re.compile(r"(\w+)\s+(worker|server):(\d+|\*)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?(?::([\d.]+)%)?")
+EVERY_RANK = -1
 _EXAMPLE = "kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms"
 
 
@@ -41,10 +49,13 @@ class Fault:
     kind: str
     role: str
     rank: int
+    """Or EVERY_RANK."""
     first: int
     last: int
     """Steps or updates, counted from 1, both included."""
     seconds: float = 0.0
+    percent: float = 100.0
+    """The chance with which each of them is hit."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -53,13 +64,19 @@ class Fault:
             raise UsageError(f"a fault {self.kind!r} is a worker's, got {self.role}:{self.rank}")
         if not 1 <= self.first <= self.last:
             raise UsageError(f"a fault at steps {self.first}-{self.last}: they are counted from 1, upwards")
-        if self.kind == "slow" and not self.seconds:
-            raise UsageError("a fault 'slow' needs how much longer it takes, as in slow worker:2@1-20:50ms")
+        if self.kind in ("slow", "delay") and not self.seconds:
+            raise UsageError(
+                f"a fault {self.kind!r} needs how much longer it takes, as in {self.kind} worker:2@1-20:50ms"
+            )
+        if not 0 < self.percent <= 100:
+            raise UsageError(f"a fault with a chance of {self.percent:g} %: give more than 0, at most 100")
 
     def __str__(self) -> str:
         steps = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
         seconds = f":{self.seconds:g}s" if self.seconds else ""
-        return f"{self.kind} {self.role}:{self.rank}@{steps}{seconds}"
+        rank = "*" if self.rank == EVERY_RANK else self.rank
+        percent = f":{self.percent:g}%" if self.percent < 100 else ""
+        return f"{self.kind} {self.role}:{rank}@{steps}{seconds}{percent}"
 
 
 @dataclass(frozen=True)
@@ -76,9 +93,11 @@ class Faults:
             match = _FORM.fullmatch(item)
             if match is None:
                 raise UsageError(f"{FAULTS}: {item!r:.80} is not a fault. As in {_EXAMPLE}")
-            kind, role, rank, first, last, number, unit = match.groups()
+            kind, role, rank, first, last, number, unit, percent = match.groups()
             seconds = float(number) * _SECONDS[unit] if number else 0.0
-            found.append(Fault(kind, role, int(rank), int(first), int(last or first), seconds))
+            where = EVERY_RANK if rank == "*" else int(rank)
+            chance = float(percent or 100)
+            found.append(Fault(kind, role, where, int(first), int(last or first), seconds, chance))
         return cls(tuple(found))
 
     @classmethod
@@ -91,23 +110,30 @@ class Faults:
 
     def of(self, role: str, rank: int, incarnation: int) -> "Faults":
         """What one process has to do. Nothing, if it is there in place of another."""
-        mine = [f for f in self.all if (f.role, f.rank) == (role, rank) and not incarnation]
-        return Faults(tuple(mine))
+        if incarnation:
+            return Faults()
+        mine = [f for f in self.all if f.role == role and f.rank in (rank, EVERY_RANK)]
+        return Faults(tuple(replace(f, rank=rank) for f in mine))
 
     def at(self, step: int) -> list[str]:
         """Make the faults of this step happen; those that are the caller's to make are returned by kind."""
         rest = []
         for fault in self.all:
-            if fault.first <= step <= fault.last:
+            if fault.first <= step <= fault.last and _hits(fault, step):
                 if fault.kind == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 elif fault.kind == "stop":
                     _stop(fault.seconds)
-                elif fault.kind == "slow":
+                elif fault.kind in ("slow", "delay"):
                     time.sleep(fault.seconds)
                 else:
                     rest.append(fault.kind)
         return rest
+
+
+def _hits(fault: Fault, step: int) -> bool:
+    chance = random.Random(f"{fault}/{step}").random() if fault.percent < 100 else 0.0
+    return chance * 100 < fault.percent
 
 
 def _stop(seconds: float) -> None:

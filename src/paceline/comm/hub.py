@@ -143,7 +143,8 @@ class Hub:
         except TimeoutError:
             return
         except FrameError as error:
-            refuse(connection, error)
+            if not connection.keeps:  # else it comes again over another socket
+                refuse(connection, error)
             self.end(connection, f"refused what it sent: {error}")
         except LinkError as error:
             self.end(connection, str(error))

@@ -497,7 +497,9 @@ class Controller:
             return
         self._heard[rank] = time.monotonic()
         if "server" in body:
-            server, told = status.servers[rank], body["server"]
+            server, told = status.servers.get(rank), body["server"]
+            if server is None:  # it has left
+                return
             server.updates, server.update_s = int(told["updates"]), float(told["update_s"])
             self._check_spans(told)
             return

@@ -5,10 +5,13 @@ place, a copy of the parameters that the server refreshes. Over shared memory bo
 region; inline they are buffers of this process that a thread of the peer fills and sends.
 """
 
+import contextlib
 import itertools
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +29,10 @@ from paceline.params import Layout, bytes_of, flat_view
 from paceline.ps.replies import Differences, decoder_of
 from paceline.ps.shard import Copy, Gradients, Shard
 
-__all__ = ["MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
+__all__ = ["LOST_S", "MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
 
+LOST_S = 0.1
+"""An answer that a worker asks after, and that was sent longer ago than this, was lost."""
 MAX_STATE_BYTES = 4 << 30
 """What a worker may send at once beside gradients: buffers, random state, optimizer state."""
 
@@ -52,6 +57,10 @@ class WorkerPeer:
         """The parameters that it read last, where the damping needs them."""
         self.asked: tuple[Kind, dict[str, Any]] | None = None
         """Its request that is not answered, where servers may take each other's place."""
+        self.pid = 0
+        """Of its process, where that is on this host."""
+        self.broken_since: float | None = None
+        """When its link broke: it may go on over another socket."""
         self.told = 0
         """The number of the placement that it knows of us."""
 
@@ -73,6 +82,10 @@ class WorkerPeer:
 
     def skip(self) -> None:
         """Its last request gets no answer from us."""
+
+    def resume(self, connection: Connection, received: int) -> None:
+        """Its link goes on over another socket; it has received so many frames."""
+        raise NotImplementedError
 
     def slice_ready(self, position: int) -> None:
         """The slice at this position of the shard is up to date in the worker's copy."""
@@ -122,6 +135,10 @@ class ShmPeer(WorkerPeer):
     def end_admit(self) -> None:
         self.connection.send(Kind.ADMIT, self._body)
 
+    def resume(self, connection: Connection, received: int) -> None:
+        connection.send(Kind.RESUMED, {"received": self.connection.received})
+        self.connection.go_on(connection, received)
+
     def close(self) -> None:
         super().close()
         self._region.close()
@@ -135,13 +152,17 @@ class _Slices:
         self.views = [bytes_of(flat) for flat in flats]
         self.owned = owned
 
-    @property
-    def nbytes(self) -> int:
-        return sum(self.views[i].nbytes for i in self.owned)
-
 
 _Reply = tuple[dict[str, Any], _Slices | None]
 """A message, and the parameters behind it if the worker wants them."""
+
+
+@dataclass(frozen=True)
+class _Resume:
+    """A socket over which a link goes on, and how many frames have come at its other end."""
+
+    connection: Connection
+    received: int
 
 
 class InlinePeer(WorkerPeer):
@@ -186,8 +207,8 @@ class InlinePeer(WorkerPeer):
             self._differences = Differences(transfer.replies, layout, shard.slices, seed=worker)
         self._post = post
         self._lane = lane
-        self._outbox: queue.SimpleQueue[_Reply | int | str | None] = queue.SimpleQueue()
-        self._broken: LinkError | None = None
+        self._outbox: queue.SimpleQueue[_Reply | _Resume | int | str | None] = queue.SimpleQueue()
+        self._resume_next: _Resume | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name=f"link {self.name}", daemon=True)
         self._thread.start()
@@ -242,17 +263,49 @@ class InlinePeer(WorkerPeer):
         A worker that prefetches sends more pushes meanwhile. They wait in the socket until the one before
         is answered: so the main thread has one push of a worker at a time, and nobody writes over it.
         """
+        while not self._closing:
+            reason = self._serve_socket()
+            if self.connection.keeps:
+                self.connection.close()  # so that the worker sees it, too
+            self._post(self, None, reason)
+            if not self.connection.keeps:
+                return
+            while self._resume_next is None:
+                found = self._outbox.get()
+                if found is None:
+                    return
+                self._resume_next = found if isinstance(found, _Resume) else None
+            self._go_on(self._resume_next)
+
+    def resume(self, connection: Connection, received: int) -> None:
+        old = self.connection.sock
+        self._outbox.put(_Resume(connection, received))
+        with contextlib.suppress(OSError):  # wakes the thread, if it has not noticed yet
+            old.shutdown(socket.SHUT_RDWR)
+
+    def _go_on(self, resume: _Resume) -> None:
+        """Between two frames: here it is known how many have come."""
+        self._resume_next = None
+        with contextlib.suppress(LinkError):  # it broke again, which is seen at the next frame
+            resume.connection.send(Kind.RESUMED, {"received": self.connection.received})
+            self.connection.go_on(resume.connection, resume.received)
+
+    def _serve_socket(self) -> str:
+        """Until the link breaks; says why."""
         reason = "closed"
         try:
             while not self._closing:
+                if self._resume_next is not None:
+                    self._go_on(self._resume_next)
                 try:
                     frame = self.connection.receive()
                 except TimeoutError:
-                    if self._broken is not None:
-                        raise self._broken from None
                     continue  # a long step is no fault; who waits for it has a deadline
                 if frame.kind is Kind.SLICE:
                     self._read_early(frame)
+                elif frame.kind is Kind.PROBE:
+                    if self.connection.overdue(LOST_S):
+                        return "an answer was lost on the way"
                 elif frame.kind is Kind.SENDS:
                     self._expect(field(frame.body, "slices", list))
                 elif frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
@@ -267,11 +320,12 @@ class InlinePeer(WorkerPeer):
                         self.connection.read_blob(frame, MAX_STATE_BYTES)
                     self._post(self, frame, "")
         except FrameError as error:
-            refuse(self.connection, error)
+            if not self.connection.keeps:
+                refuse(self.connection, error)
             reason = f"refused what it sent: {error}"
         except LinkError as error:
             reason = str(error)
-        self._post(self, None, reason)
+        return reason
 
     # --- what comes -------------------------------------------------------------------------------
 
@@ -320,7 +374,8 @@ class InlinePeer(WorkerPeer):
         A worker that died may have sent more pushes before. They are on all servers or on none, so they
         are still read, each in its turn; only answers are sent no more.
         """
-        reply = self._outbox.get()
+        while isinstance(reply := self._outbox.get(), _Resume):
+            self._go_on(reply)
         if not isinstance(reply, tuple):
             return  # the server is closing this link, or has nothing to say
         body, out = reply
@@ -335,10 +390,10 @@ class InlinePeer(WorkerPeer):
                 self.connection.send(Kind.ADMIT, {**body, "sizes": [part.nbytes for part in parts]}, parts)
             else:
                 # The header promises the size; the slices follow in order, as soon as the server has them.
-                self.connection.send_streamed(Kind.ADMIT, body, out.nbytes, self._whole(out, positions))
-        except LinkError as error:
-            self._broken = error
-            for _ in positions:
+                views = [out.views[i] for i in out.owned]
+                self.connection.send_streamed(Kind.ADMIT, body, self._whole(out, positions), views)
+        except LinkError:  # seen at the next frame; what is kept may be sent again when it is ready
+            for _ in self._whole(out, positions) if out is not None else ():
                 pass
         self._lane.carried(self.connection.payload_sent - before)
         self._lane.enter(Phase.IDLE)
@@ -349,6 +404,9 @@ class InlinePeer(WorkerPeer):
         for position in out.owned:
             while position not in ready:
                 done = self._outbox.get()
+                if isinstance(done, _Resume):
+                    self._resume_next = done  # when this frame is through, or given up
+                    continue
                 if not isinstance(done, int):
                     return  # the server is closing this link
                 ready.add(done)

@@ -8,6 +8,7 @@ carries payloads itself has a thread that moves its bytes while the main thread 
 import collections
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ from paceline.observe.phases import PHASES, Phase
 from paceline.observe.spans import recorder_of
 from paceline.params import Layout, OptimizerSpec, Placement, Slice, StateBook, bytes_of, flat_view
 from paceline.ps.lead import Lead
-from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
+from paceline.ps.peers import LOST_S, MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
 from paceline.ps.saving import read_blob, state_book
 from paceline.ps.shard import Contribution, Copy, Gradients, Shard
 from paceline.ps.standby import Standby, lead_from_json
@@ -57,6 +58,10 @@ TELL_S = 0.5
 """How often a server tells the controller how it does."""
 TICK_S = 0.25
 """How often a server looks around when nothing happens."""
+_LOOK_S = 0.01
+"""How often it looks whether a worker without a link has ended."""
+BACK_S = 5.0
+"""How long a worker whose link broke may take to come back, if it cannot be seen whether it has ended."""
 _LOG_STEPS = 4096
 """So many of the last steps of the order are kept, where servers may take each other's place. Every worker
 waits for every server's answer, so none is ever further behind than a few steps a worker."""
@@ -182,6 +187,7 @@ class Server:
             Kind.TAKE: self._on_take,
             Kind.SAVED: self._on_saved,
             Kind.SENDS: self._on_sends,
+            Kind.PROBE: self._on_probe,
         }
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -190,7 +196,10 @@ class Server:
         """Serve until told to stop. True: it is to lead from now on, and nothing is closed."""
         try:
             while self._running and not self._succeeds:
-                self._hub.poll(TICK_S)
+                broken = any(peer.broken_since is not None for peer in self._peers.values())
+                self._hub.poll(_LOOK_S if broken else TICK_S)
+                if broken:
+                    self._check_broken()
                 self._tick(time.monotonic())
         finally:
             if not self._succeeds:
@@ -236,7 +245,9 @@ class Server:
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
-        if connection.peer.startswith("server:") and self._standby is not None:
+        if "resume" in body:
+            self._resume(connection, body)
+        elif connection.peer.startswith("server:") and self._standby is not None:
             self._hub.release(connection)
             self._early_followers.append((connection, body))
         else:
@@ -269,7 +280,44 @@ class Server:
             for peer in list(self._peers.values()):
                 if peer.connection is connection:
                     log.info("%s: %s", peer.name, reason)
-                    self._worker_left(peer, finished=False)
+                    self._link_broke(peer)
+
+    def _link_broke(self, peer: WorkerPeer) -> None:
+        """A worker's link ended. Unless its process did, it may come back over another socket."""
+        if not peer.connection.keeps:
+            self._worker_left(peer, finished=False)
+            return
+        peer.broken_since = peer.broken_since or time.monotonic()
+        self._check_broken()
+
+    def _check_broken(self) -> None:
+        for peer in [*self._peers.values()]:
+            since = peer.broken_since
+            if since is not None and (has_ended(peer.pid) or time.monotonic() - since > BACK_S):
+                self._worker_left(peer, finished=False)
+
+    def _resume(self, connection: Connection, body: dict[str, Any]) -> None:
+        """A worker's link goes on over another socket."""
+        peer = self._peers.get(rank_of(connection))
+        if peer is None or peer.incarnation != field(body, "incarnation", int) or not peer.connection.keeps:
+            raise LinkError(f"{connection.peer} has no link here that could go on")
+        self._hub.release(connection)
+        self._hub.release(peer.connection)
+        log.info("%s is back over another socket", peer.name)
+        peer.broken_since = None
+        try:
+            peer.resume(connection, field(body, "resume", int))
+        except LinkError as error:
+            log.info("%s: %s", peer.name, error)
+            self._link_broke(peer)
+            return
+        if isinstance(peer, ShmPeer):
+            self._hub.add(peer.connection)
+
+    def _on_probe(self, connection: Connection, frame: Frame) -> None:
+        """A worker waits. If it has been answered, the answer was lost: let the link begin anew."""
+        if connection.overdue(LOST_S):
+            self._hub.end(connection, "an answer was lost on the way")
 
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.START:
@@ -446,6 +494,9 @@ class Server:
                 lane=self.spans.lane(f"worker:{rank}"),
             )
         peer.told = self._placement.number
+        peer.pid = field(frame.body, "pid", int, 0) if connection.same_host else 0
+        if field(frame.body, "keeps", bool, False):
+            connection.keep()
         self._keep_backup(peer)
         for other in self._peers.values():  # who was alone is not any more
             other.read_in_place(self.mode.in_place or self.mode.needs_memory)
@@ -499,11 +550,20 @@ class Server:
                 peer.connection.send(Kind.ATTACHED, facts)
 
     def _from_thread(self, peer: InlinePeer, frame: Frame | None, reason: str) -> None:
-        if frame is None:
+        if frame is None and peer.connection.keeps:
+            ended = peer.connection.sock
+            self._hub.post(lambda: self._link_ended(peer, ended, reason))
+        elif frame is None:
             self._hub.post(lambda: self._hub.end(peer.connection, reason))
         else:
             received = frame
             self._hub.post(lambda: self._hub.handle(peer.connection, received))
+
+    def _link_ended(self, peer: InlinePeer, ended: socket.socket, reason: str) -> None:
+        """Its thread has given up on this socket; it may have got another one since."""
+        if peer.connection.sock is ended and self._peers.get(peer.worker) is peer:
+            log.info("%s: %s", peer.name, reason)
+            self._link_broke(peer)
 
     def _peer(self, connection: Connection) -> WorkerPeer:
         peer = self._peers.get(rank_of(connection))
@@ -772,7 +832,10 @@ class Server:
     def _update(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
         started = time.perf_counter()
         if self._faults.all:
-            self._faults.at(self.updates + 1)
+            for damage in self._faults.at(self.updates + 1):
+                for _, worker, *_ in admits[self.updates % len(admits) :][:1] if admits else ():
+                    if worker in self._peers:
+                        self._peers[worker].connection.damage = damage
         self.spans.begin_step(self.updates)
         self.spans.main.enter(Phase.UPDATE)
         self._admit(admits, work)
@@ -883,6 +946,17 @@ class Server:
         if self._lead_link is not None:
             with contextlib.suppress(LinkError):
                 self._lead_link.send(Kind.DONE, body)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process of this host has ended; False if it is not known."""
+    if not pid:
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return Path("/proc/self").exists()
+    return state in "ZX"
 
 
 def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Checkpoint | None) -> Lead:

@@ -43,15 +43,16 @@ def random_faults(
     Args:
         steps: they happen within so many.
         servers: how many servers may be hit, too, by those kinds that can hit them.
-        seconds: how long a `stop` or a step of `slow` takes.
+        seconds: how long a `stop`, a step of `slow` or a `delay` takes.
     """
     chance = random.Random(seed)
     places = [("worker", rank) for rank in range(workers)]
     found = []
     for _ in range(count):
         kind = chance.choice(list(kinds))
-        more = [("server", rank) for rank in range(servers)] if kind in ("kill", "stop", "slow") else []
+        more = [("server", rank) for rank in range(servers)] if kind not in ("nan", "huge") else []
         role, rank = chance.choice(places + more)
         step = chance.randint(1, steps)
-        found.append(Fault(kind, role, rank, step, step, seconds if kind in ("stop", "slow") else 0.0))
+        takes = kind in ("stop", "slow", "delay")
+        found.append(Fault(kind, role, rank, step, step, seconds if takes else 0.0))
     return Faults(tuple(found))

@@ -24,7 +24,7 @@ from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.impairment import LinkConditions
 from paceline.comm.transfer import Transfer
-from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
+from paceline.exceptions import DeadlineError, FrameError, LinkError, PacelineError, UsageError
 from paceline.modes import ModeSpec, parse_mode
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
@@ -36,6 +36,10 @@ __all__ = ["Adopted", "Client", "Grant", "Written", "error_of"]
 Written = list[tuple[dict[str, Any], Sequence[memoryview]]]
 """For each server: a message and the payload behind it."""
 
+_PROBE_S = 0.25
+"""How long a worker waits before it asks whether something was lost on the way."""
+_MENDING, _MENDING_S = 5, 2.0
+"""How often, and how long each time, it tries to let a link go on over another socket."""
 RESIDUAL_S = 0.5
 """How often a worker tells how much its encoders hold back: measuring it is a pass over all of it."""
 
@@ -122,6 +126,7 @@ class Client:
                 f"PACELINE_LINK_CONDITIONS={conditions} emulates a network, and link=shm and mode hogwild "
                 "share memory: unset it, or use link auto or tcp and another mode"
             )
+        self._where: dict[Connection, Address] = {}
         self._ranks: list[int] = []
         """The servers at the other ends of the links."""
         self._connect = partial(connect, secret=secret, link=link, conditions=conditions)
@@ -165,6 +170,7 @@ class Client:
         # as a last resort. The others answer what the lead has answered.
         connection.sock.settimeout(self._deadline_s)
         connection.send(Kind.HELLO, {"role": "worker", "rank": self.rank, "incarnation": self.incarnation})
+        self._where[connection] = address
         self._links.append(connection)
         self._ranks.append(server)
         return connection
@@ -262,6 +268,8 @@ class Client:
             "fingerprint": self._layout.fingerprint,
             "incarnation": self.incarnation,
             "in_place": self._may_share,
+            "pid": os.getpid(),
+            "keeps": self.mends,
             **self.greeting,
         }
         if self._transfer.inline:
@@ -274,6 +282,8 @@ class Client:
         if not shared:
             body["sends"] = self._told[connection] = self._sends(self._links.index(connection))
         self._send(connection, Kind.ATTACH, body, descriptors=shared)
+        if self.mends:
+            connection.keep()
 
     def _sends(self, at: int) -> list[int]:
         return [piece.index for piece in self._shards[at]]
@@ -520,6 +530,9 @@ class Client:
         self.lane.enter(phase)
         return [({**message, "sizes": [view.nbytes for view in part]}, part) for part in parts]
 
+    mends = True
+    """Whether a link that breaks goes on over another socket."""
+
     arrives_late = False
     """Whether parameters arrive after `exchange` has returned."""
 
@@ -532,9 +545,9 @@ class Client:
             self._unread.discard(connection)
             self._take_admit(connection, fetch=False)
 
-    def damage_next(self, how: str) -> None:
-        """The next frame to the lead server does not arrive as it should. For tests."""
-        self._lead.damage = how
+    def damage_next(self, how: str, step: int) -> None:
+        """The next frame to one of the servers does not arrive as it should. For tests."""
+        self._links[step % len(self._links)].damage = how
 
     def save_due(self) -> bool:
         """Whether the run wants this worker's part of a checkpoint; it is told once."""
@@ -686,12 +699,43 @@ class Client:
         try:
             connection.send(kind, body, payload, descriptors)
         except LinkError as broken:
+            if connection.keeps:
+                self._mend(connection, broken)
+                return
             # A server that refused what it read last has closed the link: its reason is in the socket.
             try:
                 last = connection.receive()
             except (LinkError, TimeoutError):
                 raise broken from None
             raise (error_of(last.body) if last.kind is Kind.ERROR else broken) from None
+
+    def _mend(self, connection: Connection, broken: LinkError) -> None:
+        """A link broke: let it go on over another socket, and send again what was lost.
+
+        Raises:
+            LinkError: the server is gone, or does not know this worker any more.
+        """
+        connection.close()
+        reason: object = "nobody listens there any more"
+        for _ in range(_MENDING):
+            try:
+                other = self._connect(self._where[connection], peer=connection.peer)
+            except LinkError:
+                raise broken from None
+            try:
+                hello = {"role": "worker", "rank": self.rank, "incarnation": self.incarnation}
+                other.sock.settimeout(_MENDING_S)
+                other.send(Kind.HELLO, {**hello, "resume": connection.received})
+                frame = other.receive()
+                if frame.kind is not Kind.RESUMED:
+                    reason = frame.body.get("message", frame.kind.name)
+                    break
+                connection.go_on(other, field(frame.body, "received", int))
+                return
+            except (LinkError, TimeoutError) as error:
+                reason = error
+                other.close()
+        raise LinkError(f"{broken}, and it could not go on over another socket: {reason}")
 
     def _take_parameters(self, connection: Connection, kind: Kind) -> dict[str, Any]:
         frame = self._receive(connection, kind)
@@ -704,9 +748,16 @@ class Client:
             at = self._links.index(connection)
             phase = self.lane.enter(Phase.PULL, self._ranks[at])
             self.lane.carried(frame.payload_bytes)
-            for _ in self._read_parameters(at, frame.body, self._in[at]):
-                pass
-            self.lane.enter(phase)
+            try:
+                for _ in self._read_parameters(at, frame.body, self._in[at]):
+                    pass
+            except LinkError as broken:
+                if not connection.keeps or isinstance(broken, FrameError):
+                    raise
+                self._mend(connection, broken)  # it comes again, whole
+                return self._take_parameters(connection, kind)
+            finally:
+                self.lane.enter(phase)
         return frame.body
 
     def _blame(self, body: dict[str, Any]) -> None:
@@ -721,10 +772,21 @@ class Client:
         return self._links[at].read_each(views)
 
     def _receive(self, connection: Connection, *kinds: Kind) -> Frame:
-        try:
-            frame = connection.receive()
-        except TimeoutError:
-            raise self._late(connection) from None
+        until = time.monotonic() + (self._patience_s if connection is self._lead else self._deadline_s)
+        while True:
+            try:
+                while connection.keeps and not connection.wait(_PROBE_S):
+                    if time.monotonic() > until:
+                        raise TimeoutError
+                    self._send(connection, Kind.PROBE, {})
+                frame = connection.receive()
+                break
+            except TimeoutError:
+                raise self._late(connection) from None
+            except LinkError as broken:
+                if not connection.keeps:
+                    raise
+                self._mend(connection, broken)
         if frame.kind is Kind.ERROR:
             raise error_of(frame.body)
         if frame.kind not in kinds:

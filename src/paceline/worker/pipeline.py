@@ -58,6 +58,8 @@ class _Outgoing:
 class PipelinedClient(Client):
     """See the module. Its methods are for the worker's own thread."""
 
+    mends = False
+
     def __init__(self, *, spans: Recorder = NO_SPANS, **settings: Any) -> None:
         super().__init__(**settings)
         self._spans = spans

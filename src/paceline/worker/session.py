@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from paceline.comm import Connection, Kind, Region
-from paceline.comm.faults import Faults
+from paceline.comm.faults import OF_FRAMES, Faults
 from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
@@ -475,8 +475,8 @@ class RunSession(Session):
     def _suffer(self) -> None:
         """Faults on purpose, at this step."""
         for kind in self._faults.at(self._clock + 1):
-            if kind in ("flip", "cut"):
-                self._client.damage_next(kind)
+            if kind in OF_FRAMES:
+                self._client.damage_next(kind, self._clock)
                 continue
             for p in self._parameters:
                 if p.grad is not None:
