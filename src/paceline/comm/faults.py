@@ -1,6 +1,6 @@
 """Faults on purpose, in a role, at a step: for tests. Off unless PACELINE_FAULTS says something.
 
-    kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms; nan worker:1@4; flip worker:0@6
+    kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms; nan worker:1@4; full server:0@2
 
 | fault | what happens at that step (a worker's) or update (a server's) |
 |---|---|
@@ -9,15 +9,19 @@
 | `slow` | it takes so much longer |
 | `nan`, `huge` | the gradient is NaN, or 10⁴ times what it was (workers) |
 | `flip`, `cut` | a bit of the next frame to the lead is flipped, or the link ends within it (workers) |
+| `full` | the disk is full while it writes its part of the n-th checkpoint (servers) |
+| `slowdisk` | every megabyte of that part takes so much longer (servers) |
 
 A fault hits the first process in its place, not the one that replaces it. The same text is the same faults.
 """
 
+import errno
 import os
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.exceptions import UsageError
@@ -27,10 +31,12 @@ __all__ = ["FAULTS", "KINDS", "Fault", "Faults"]
 FAULTS = "PACELINE_FAULTS"
 """The environment variable, read by the controller when a run starts."""
 
-KINDS = ("kill", "stop", "slow", "nan", "huge", "flip", "cut")
+KINDS = ("kill", "stop", "slow", "nan", "huge", "flip", "cut", "full", "slowdisk")
 _OF_WORKERS = ("nan", "huge", "flip", "cut")
+_OF_DISKS = ("full", "slowdisk")
 _SECONDS = {"ms": 1e-3, "s": 1.0}
 _FORM = re.compile(r"(\w+)\s+(worker|server):(\d+)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?")
+_EXAMPLE_OF = {"slow": "slow worker:2@1-20:50ms", "slowdisk": "slowdisk server:0@2:50ms"}
 _EXAMPLE = "kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms"
 
 
@@ -43,7 +49,7 @@ class Fault:
     rank: int
     first: int
     last: int
-    """Steps or updates, counted from 1, both included."""
+    """Steps, updates or checkpoints, counted from 1, both included."""
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -51,10 +57,14 @@ class Fault:
             raise UsageError(f"a fault {self.kind!r}: there is no such kind. Valid: {', '.join(KINDS)}")
         if self.kind in _OF_WORKERS and self.role != "worker":
             raise UsageError(f"a fault {self.kind!r} is a worker's, got {self.role}:{self.rank}")
+        if self.kind in _OF_DISKS and self.role != "server":
+            raise UsageError(f"a fault {self.kind!r} is a server's, got {self.role}:{self.rank}")
         if not 1 <= self.first <= self.last:
             raise UsageError(f"a fault at steps {self.first}-{self.last}: they are counted from 1, upwards")
-        if self.kind == "slow" and not self.seconds:
-            raise UsageError("a fault 'slow' needs how much longer it takes, as in slow worker:2@1-20:50ms")
+        if self.kind in ("slow", "slowdisk") and not self.seconds:
+            raise UsageError(
+                f"a fault {self.kind!r} needs how much longer it takes, as in {_EXAMPLE_OF[self.kind]}"
+            )
 
     def __str__(self) -> str:
         steps = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
@@ -98,7 +108,7 @@ class Faults:
         """Make the faults of this step happen; those that are the caller's to make are returned by kind."""
         rest = []
         for fault in self.all:
-            if fault.first <= step <= fault.last:
+            if fault.first <= step <= fault.last and fault.kind not in _OF_DISKS:
                 if fault.kind == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 elif fault.kind == "stop":
@@ -108,6 +118,18 @@ class Faults:
                 else:
                     rest.append(fault.kind)
         return rest
+
+    def at_checkpoint(self, number: int) -> Callable[[], None] | None:
+        """What to call before every write of this checkpoint; mostly nothing. It may raise OSError."""
+        mine = [f for f in self.all if f.kind in _OF_DISKS and f.first <= number <= f.last]
+
+        def before_write() -> None:
+            for fault in mine:
+                time.sleep(fault.seconds)
+                if fault.kind == "full":
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return before_write if mine else None
 
 
 def _stop(seconds: float) -> None:

@@ -134,6 +134,11 @@ def make_plan(job: Job) -> Plan:
             f"bsp has; got mode={schedule}. Use mode bsp, or leave clip_norm out and call "
             "torch.nn.utils.clip_grad_norm_ in the script, which clips each worker's own gradient"
         )
+    if job.norm_bound is not None and (mode.payload in ("elastic", "none") or mode.serverless):
+        raise UsageError(
+            f"norm_bound={job.norm_bound:g} judges the gradients that workers push, and mode {mode} pushes "
+            "none; leave norm_bound out, or use another mode, such as bsp or asp"
+        )
     for each in schedule.modes:
         job.transfer.check(each)
     if job.link == "shm" and job.transfer.inline:

@@ -17,7 +17,7 @@ Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["redu
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.data.leases import Lease, LeaseBook
@@ -25,6 +25,7 @@ from paceline.exceptions import PacelineError
 from paceline.modes import Admit, Apply, Drop, Epochs, Hold, Instruction, ModeSpec, PushId, Schedule
 from paceline.modes.lbfgs import Answer, Lbfgs
 from paceline.ps.descent import Descent
+from paceline.ps.norms import NormBound
 from paceline.ps.rows import Rows
 
 __all__ = ["EarlyExit", "Lead", "Push", "Steps"]
@@ -49,7 +50,9 @@ class Push:
     """How many samples it was computed from; 0 if unknown."""
     leases: tuple[int, ...]
     void: bool
-    """The worker found NaN or Inf in it: it keeps its place in the order but is not applied."""
+    """It is not finite, or more than the bound allows: it keeps its place in the order but is not applied."""
+    norm: float | None = None
+    """Of the gradient, if the run has a bound on that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class Lead:
 
     Args:
         clip_norm: bound on the norm of the averaged gradient (bsp only).
+        norm_bound: how many times the usual norm of a push is absurd.
         schedule: modes that the run goes through by itself.
         groups: workers that all-reduce among themselves, in the modes that have groups.
     """
@@ -89,6 +93,7 @@ class Lead:
         mode: ModeSpec,
         *,
         clip_norm: float | None = None,
+        norm_bound: float | None = None,
         schedule: Schedule | None = None,
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
@@ -113,6 +118,9 @@ class Lead:
         """Workers with such pushes, since when another one had a finite push applied."""
         """Records since the server last took them."""
         self._clip_norm = clip_norm
+        self._norms = None if norm_bound is None else NormBound(norm_bound)
+        self._absurd: set[PushId] = set()
+        """Pushes that were refused for their norm: their workers think them sound, and so do the servers."""
         self._pushes: dict[PushId, Push] = {}
         self._held: set[PushId] = set()
         self._parked: dict[int, int] = {}
@@ -190,8 +198,20 @@ class Lead:
         for push in [p for p in self._pushes if p.worker == worker]:
             if push not in self._held:
                 del self._pushes[push]
+                self._absurd.discard(push)
             elif self.book:
                 self.book.finish(worker, self._pushes[push].leases, refused=self._pushes[push].void)
+
+    @property
+    def usual_norm(self) -> float | None:
+        return self._norms.usual if self._norms is not None else None
+
+    def judged(self, push: Push) -> Push:
+        """The push, void if its norm is absurd. For every push that its worker thinks sound."""
+        if self._norms is None or push.norm is None or not self._norms.is_absurd(push.norm):
+            return push
+        self._absurd.add(push.id)
+        return replace(push, void=True)
 
     def push(self, push: Push) -> Steps:
         """A gradient arrived whole.
@@ -401,6 +421,8 @@ class Lead:
             match instruction:
                 case Apply(pushes):
                     steps.append(self._apply(pushes, version))
+                    steps += [["drop", *_listed(push)] for push in pushes if push in self._absurd]
+                    self._absurd.difference_update(pushes)
                     version += 1
                 case Admit(worker):
                     steps.append(["admit", worker, self.machine.version])
@@ -412,6 +434,7 @@ class Lead:
                 case Drop(push):
                     dropped = self._pushes.pop(push, None)
                     self._held.discard(push)
+                    self._absurd.discard(push)
                     self.totals.dropped += 1
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
@@ -446,6 +469,7 @@ class Lead:
         self.book.finish(push.worker, p.leases, refused=p.void)
         if p.void:
             self._refused(p.id.worker)
+            self._absurd.discard(push)
             descent.spoil()
             return ["drop", *_listed(push)]
         self._record(p, self.version)
@@ -453,7 +477,7 @@ class Lead:
         return ["add", [[*_listed(push), p.samples, 1.0]]]
 
     def _refused(self, worker: int) -> None:
-        """A push was not finite. One worker's alone are its own fault, all workers' the model's."""
+        """A push was not finite or absurd. One worker's alone are its own fault, all workers' the model's."""
         self.totals.refused += 1
         self._refusals[worker] += 1
         if self._refusals[worker] >= QUARANTINE and worker in self._others_well:

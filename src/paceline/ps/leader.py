@@ -45,7 +45,13 @@ class LeadServer(Server):
     def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
         super().__init__(config, secret, controller)
         schedule = parse_schedule(self.mode, config.schedule)
-        self._lead = Lead(self.mode, clip_norm=config.clip_norm, schedule=schedule, groups=config.groups)
+        self._lead = Lead(
+            self.mode,
+            clip_norm=config.clip_norm,
+            norm_bound=config.norm_bound,
+            schedule=schedule,
+            groups=config.groups,
+        )
         self._listens: dict[int, Any] = {}
         """Where the roots of groups listen for their members."""
         self._request: str | None = None
@@ -306,6 +312,7 @@ class LeadServer(Server):
             samples=field(body, "samples", int, 0),
             leases=tuple(field(body, "leases", list, [])),
             void=field(body, "void", bool, False),
+            norm=field(body, "norm", float) if "norm" in body else None,
         )
         peer.residual = field(body, "residual", float, peer.residual)
         if "refused" in body:
@@ -314,6 +321,11 @@ class LeadServer(Server):
             self._take_parameters(peer)
         if push.void:
             log.warning("%s pushed NaN or Inf at step %s: refused", peer.name, push.id.sequence + 1)
+        elif (push := self._lead.judged(push)).void:
+            log.warning(
+                "%s pushed a gradient of norm %.3g at step %s, and %.3g is usual: refused (--norm-bound)",
+                *(peer.name, push.norm, push.id.sequence + 1, self._lead.usual_norm),
+            )
         self._acting = peer.worker
         if self._lead.descent is not None:
             self._unsaved = True  # it is in a sum, which has no version of its own
@@ -421,10 +433,11 @@ class LeadServer(Server):
 
     def _quarantine(self) -> None:
         sick, self._lead.sick = self._lead.sick, []
+        what = "NaN or Inf" + (", or more than --norm-bound," if self.config.norm_bound else "")
         for worker in sick:
             self._replace(
                 worker,
-                f"worker:{worker} pushed NaN or Inf {QUARANTINE} times in a row while other workers did not: "
+                f"worker:{worker} pushed {what} {QUARANTINE} times in a row while other workers did not: "
                 "something is wrong with its process, its data or its device",
             )
 

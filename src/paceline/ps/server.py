@@ -70,6 +70,7 @@ class ServerConfig:
     resume: str | None = None
     """Path of the checkpoint to go on from."""
     clip_norm: float | None = None
+    norm_bound: float | None = None
     schedule: tuple[str, ...] = ()
     """Modes that the run goes through by itself, as `500=ssp:4`."""
     groups: tuple[Sequence[int], ...] = ()
@@ -120,6 +121,7 @@ class Server:
         )
         self._told_at = 0.0
         self._faults = Faults.parse(config.faults)
+        self._snapshots = 0
         self._secret = secret
         self._controller = controller
         self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
@@ -631,11 +633,13 @@ class Server:
         self.spans.main.enter(Phase.IDLE)
         lane = self.spans.lane("checkpoint")
         name = f"server-{self.config.rank}.safetensors"
+        self._snapshots += 1
+        fault = self._faults.at_checkpoint(self._snapshots)
 
         def write() -> None:
             lane.enter(Phase.CHECKPOINT)
             try:
-                info = write_part(directory, name, tensors)
+                info = write_part(directory, name, tensors, before_write=fault)
                 body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
             except CheckpointError as error:
                 body = {"failed": str(error)}

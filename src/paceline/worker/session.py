@@ -217,10 +217,12 @@ class RunSession(Session):
         group: GroupLinks | None = None,
         spans: Recorder = NO_SPANS,
         faults: Faults = Faults(),  # noqa: B008 - it is a value
+        tells_norms: bool = False,
     ) -> None:
         self.mode = parse_mode(mode)
         self._spans, self._lane = spans, spans.main
         self._faults = faults
+        self._tells_norms = tells_norms
         self._transfer = transfer
         self.rank = rank
         self.world_size = world_size
@@ -534,6 +536,8 @@ class RunSession(Session):
             body["void"] = True
         if request.carries != "slot":
             body["carries"] = request.carries
+        elif self._tells_norms and request.finite:
+            body["norm"] = self._stepper.slot_norm()
         if self._refused:
             body["refused"], self._refused = self._refused, []
         return body
