@@ -7,14 +7,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks import peers
 from benchmarks.peers.torchrun import FirstStep, launch
-from paceline.observe.spans import BLOCKS
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -77,18 +76,25 @@ def train(
     return [seconds for report in reports for seconds in report["seconds"]]
 
 
-def blocks_of_spans(model: str, *, batch: int, steps: int, block: int) -> list[float]:
-    """Train with one worker and one server, which record spans in every second block of steps.
+def blocks(
+    model: str, variables: Sequence[str], *, batch: int, steps: int, block: int, **settings: Any
+) -> list[float]:
+    """Train with one worker and one server, which do something in every second block of steps only.
+
+    Args:
+        variables: of the environment, that switch it.
+        settings: more options of `paceline run`.
 
     Returns:
         Seconds of each of `steps` steps after the warm-up.
     """
     (report,) = _run(
         *(SCRIPTS / "train.py", model, batch, steps),
-        environment={BLOCKS: str(block)},
+        environment=dict.fromkeys(variables, str(block)),
         mode="bsp",
         workers=1,
         servers=1,
+        **settings,
     )
     seconds: list[float] = report["seconds"]
     return seconds

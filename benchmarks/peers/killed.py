@@ -17,6 +17,7 @@ from benchmarks import peers
 
 DDP = Path(__file__).parents[1] / "scripts" / "killed_ddp.py"
 STEPS, STEP_MS, EVERY = 400, 10, 20
+PATIENCE_S = 90.0
 PARAMETERS = 11_018
 """As many as the chaos benchmark's model has."""
 
@@ -57,7 +58,7 @@ def torchrun(seed: int, *, processes: int = 4) -> Killed:
 
 
 def _wait(process: "subprocess.Popen[bytes]", folder: Path, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + peers.DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not done():
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"torchrun did not go on:\n{(folder / 'log').read_text()[-2000:]}")
@@ -90,7 +91,9 @@ def ray_actor(seed: int, *, restarts: bool) -> Killed:
                 command, env=environment, cwd=peers.ROOT, stdout=subprocess.PIPE, stderr=log
             )
             try:
-                out, _ = process.communicate(timeout=peers.DEADLINE_S)
+                out, _ = process.communicate(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                raise TimeoutError(f"Ray did not go on within {PATIENCE_S:g} s") from None
             finally:
                 peers.end_tree(process)
             if process.returncode:

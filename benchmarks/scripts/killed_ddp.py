@@ -23,8 +23,11 @@ def main() -> None:
         *(Path(sys.argv[1]), int(sys.argv[2])),
         *(float(sys.argv[3]) / 1000, int(sys.argv[4])),
     )
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # A name of its own for every restart: else gloo calls the dead at the addresses that they left there.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    attempt = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     model = build()
     kept = folder / "checkpoint.pt"

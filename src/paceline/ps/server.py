@@ -25,6 +25,7 @@ from paceline.comm.connection import spin_for
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import (
     CheckpointError,
@@ -547,6 +548,7 @@ class Server:
         if self._faults.all:
             self._faults.at(self.updates + 1)
         self.spans.begin_step(self.updates)
+        protection.begin_step(self.updates)
         self.spans.main.enter(Phase.UPDATE)
         self._admit(admits, work)
         self.spans.main.enter(Phase.IDLE)

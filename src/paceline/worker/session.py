@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from paceline.comm import Connection, Kind, Region
 from paceline.comm.faults import Faults
+from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
@@ -471,6 +472,7 @@ class RunSession(Session):
             self._report()
             self._check_memory()
         self._spans.begin_step(self._clock)
+        protection.begin_step(self._clock)
         if self._client.leave_due:
             raise SystemExit(0)  # the script ends here; `finish` says goodbye
 
