@@ -25,8 +25,10 @@ def main() -> None:
     )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # A name of its own for every restart: else gloo calls the dead at the addresses that they left there.
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    attempt = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*where, is_master=False)  # type: ignore[attr-defined]
+    name = f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    attempt = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     model = build()
