@@ -22,6 +22,7 @@ from benchmarks.chaos.running import (
     PATIENCE_S,
     Bench,
     Command,
+    Ran,
     Work,
     blackout,
     counted,
@@ -80,22 +81,20 @@ def controller_killed(bench: Bench, seed: int) -> Outcome:
             return Outcome(why=command.wait().error)
         if not (command.path / CONTROL).exists():
             raise Skipped("this Paceline has no second controller")
-        pid = json.loads((command.path / CONTROL).read_text()).get("pid") or command.process.pid
-        at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        fresh = _fresh_status(command, time.time())
+        before = command.status()
+        at, wall = time.monotonic(), time.time()
+        command.process.kill()
+        fresh = _fresh_status(command, before.version, wall)
         if fresh is None:
             return Outcome(why="nobody told how the run does")
         deadline = time.monotonic() + PATIENCE_S
         while not _is_over(command) and time.monotonic() < deadline:
             time.sleep(0.02)
-        command.process.wait(PATIENCE_S)
         made = [ended for each in steps(command.path).values() for _, ended in each]
         during = [ended for ended in made if at < ended < fresh]
         gaps = [after - before for before, after in pairwise(sorted(made))]
         around = [b - a for a, b in pairwise(sorted(e for e in made if at - 1 < e < fresh + 1))]
-        ran = command.wait()
-        outcome = counted(ran, LONGER)
+        outcome = counted(Ran(command.path, command.status()), LONGER)
         outcome.detected_s = fresh - at
         outcome.blackout_s = blackout(command.path, at)
         outcome.note = f"{len(during)} steps meanwhile, longest pause {max(around):.2f} s"
@@ -106,13 +105,12 @@ def controller_killed(bench: Bench, seed: int) -> Outcome:
         command.close()
 
 
-def _fresh_status(command: Command, since: float) -> float | None:
+def _fresh_status(command: Command, version: int, since: float) -> float | None:
     """When status.json was written by somebody who saw more than was known before."""
-    before = command.status()
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         status = command.status()
-        if status.version > before.version and (command.path / "status.json").stat().st_mtime > since + 0.05:
+        if status.version > version and (command.path / "status.json").stat().st_mtime > since + 0.05:
             return time.monotonic()
         time.sleep(0.01)
     return None

@@ -1,5 +1,6 @@
 """Runs to be disturbed: under a controller of ours, in this process, and as a `paceline run`."""
 
+import contextlib
 import csv
 import json
 import os
@@ -287,6 +288,7 @@ class Command:
         with (bench.folder / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         self._log = bench.folder / f"{name}.log"
+        self._known: list[psutil.Process] = []
 
     def status(self) -> RunStatus:
         """As status.json says; an empty one while there is none."""
@@ -310,6 +312,7 @@ class Command:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(0.005)
+        self._known = self.tree()
         return True
 
     def wait(self) -> Ran:
@@ -344,6 +347,10 @@ class Command:
         return tree
 
     def close(self) -> None:
-        """End what is left."""
+        """End what is left, also of a run whose first controller is dead."""
         if self.process.poll() is None:
             self.kill_everything()
+        left = [p for p in self._known if p.is_running() and p.pid != self.process.pid]
+        for process in [*left, *(c for p in left for c in p.children(recursive=True))]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -8,6 +8,7 @@ from torch import nn
 
 from paceline.comm import protection as module
 from paceline.comm.protection import Protection
+from paceline.plan import Job, make_plan
 from paceline.worker.gradients import GradientMemory
 
 
@@ -35,3 +36,11 @@ def test_a_worker_sees_nan_unless_it_rests(monkeypatch, resting):
     memory = GradientMemory([parameter], [torch.zeros(4)])
     (parameter * math.nan).sum().backward()
     assert memory.collect() == ([], resting)
+
+
+def test_a_plan_warns_of_it(monkeypatch, tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    assert not any(module.BLOCKS in warning for warning in make_plan(Job(script=str(script))).warnings)
+    monkeypatch.setattr(module.protection, "blocks", 10)
+    assert any("PACELINE_PROTECTION_BLOCKS is set" in w for w in make_plan(Job(script=str(script))).warnings)

@@ -1,8 +1,8 @@
 """A switch that leaves checks out, for the benchmark of what they cost. Never set it in a real run.
 
 With `PACELINE_PROTECTION_BLOCKS=n` in its environment a role checks for NaN and Inf in n steps, not in the
-next n, and so on: within one run, because two runs differ by more than checks cost. The controller says so
-loudly. Tags of frames, fencing and the count of every sample have no switch.
+next n, and so on: within one run, because two runs differ by more than checks cost. The plan warns of
+it. Tags of frames, fencing and the count of every sample have no switch.
 """
 
 import os

@@ -18,7 +18,6 @@ from typing import Any
 from paceline.comm import Connection, Frame, Hub, Kind, Listener, new_secret
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
-from paceline.comm.protection import BLOCKS, protection
 from paceline.control.machine import (
     Announce,
     Decision,
@@ -134,11 +133,6 @@ class Controller:
         Raises:
             RoleFailed: a role ended in error; all processes are gone, the status is written.
         """
-        if protection.blocks:
-            self._note(
-                f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf are applied to the "
-                "model. Only the benchmark of what checks cost may do that: unset it."
-            )
         with _interrupts(self._stop):
             try:
                 self._do(self._machine.begin())

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.comm.protection import BLOCKS, protection
 from paceline.exceptions import PlanError, UsageError
 from paceline.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.plan.job import Job
@@ -245,6 +246,11 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
         found.append(
             f"mode {mode} does not replace dead workers: --max-restarts {job.max_restarts} is ignored; "
             "groups are not formed anew yet, so a worker's death ends the run"
+        )
+    if protection.blocks:
+        found.append(
+            f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf are applied to the model. "
+            "Only the benchmark of what checks cost may do that: unset it"
         )
     return tuple(found)
 
