@@ -249,7 +249,7 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
         )
     if protection.blocks:
         found.append(
-            f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf are applied to the model. "
+            f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf reach the model. "
             "Only the benchmark of what checks cost may do that: unset it"
         )
     return tuple(found)
