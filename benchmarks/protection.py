@@ -82,7 +82,7 @@ CASES = [
 
 def main() -> None:
     """Measure and report."""
-    measure(parse("protection", __doc__, CASES, repeats=4, rounds=6), SIDES)
+    measure(parse("protection", __doc__, CASES, repeats=10, rounds=2), SIDES)
 
 
 if __name__ == "__main__":

@@ -350,7 +350,7 @@ class Command:
         """End what is left, also of a run whose first controller is dead."""
         if self.process.poll() is None:
             self.kill_everything()
-        left = [p for p in self._known if p.is_running() and p.pid != self.process.pid]
-        for process in [*left, *(c for p in left for c in p.children(recursive=True))]:
+        for process in self._known:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                for each in [*process.children(recursive=True), process]:
+                    each.kill()
