@@ -24,7 +24,7 @@ def main() -> None:
         *(float(sys.argv[3]) / 1000, int(sys.argv[4])),
     )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # A name of its own for every restart: else gloo calls the dead at the addresses that they left there.
+    # A name of its own for every restart: without, processes were refused at the addresses found there.
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(*where, is_master=False)  # type: ignore[attr-defined]
     name = f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
