@@ -91,6 +91,7 @@ def blocks(
     (report,) = _run(
         *(SCRIPTS / "train.py", model, batch, steps),
         environment=dict.fromkeys(variables, str(block)),
+        within_s=max(peers.DEADLINE_S, 5.0 * steps),  # a busy machine is slow, not stuck
         mode="bsp",
         workers=1,
         servers=1,
@@ -195,6 +196,7 @@ def _run(
     *args: Any,
     conditions: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
+    within_s: float = peers.DEADLINE_S,
     **settings: Any,
 ) -> list[dict[str, Any]]:
     """Run a script of ours and return what its workers report, in rank order."""
@@ -205,7 +207,7 @@ def _run(
         if conditions:
             env["PACELINE_LINK_CONDITIONS"] = conditions
         done = subprocess.run(
-            command, env=env, cwd=peers.ROOT, capture_output=True, text=True, timeout=peers.DEADLINE_S
+            command, env=env, cwd=peers.ROOT, capture_output=True, text=True, timeout=within_s
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
