@@ -44,8 +44,9 @@ bench: $(VENV)/.bench ## compare with the peers (quick; FULL=1 for the figures i
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-chaos: $(VENV)/.dev ## tests that kill, stop and starve real processes
+chaos: $(VENV)/.dev ## tests that kill, stop and starve real processes, then the fault matrix (FULL=1: its whole length)
 	$(BIN)/python -m pytest -m chaos
+	$(BIN)/python -m benchmarks.chaos $(if $(FULL),,--quick --minutes 0.5)
 
 browser: $(VENV)/.dev ## the report in headless Chromium; installs Debian's if there is none; pictures in artifacts/
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null \

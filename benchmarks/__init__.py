@@ -8,6 +8,8 @@ Each prints our median, the peer's, the ratio and the least ratio that we promis
 exchange    push + SGD step + pull, against what else moves gradients on one host
 overhead    a training step with Paceline, against the plain loop and DDP
 startup     command to first finished step, against torchrun
+protection  training with checks, spans and checkpoints, against the same without
+chaos/      the fault matrix: what a death, a stop, a full disk, … costs; and what it costs peers
 harness     arguments, alternating blocks, medians, table, JSON
 ours        the Paceline side of every case
 peers/      the other side of every case, one file a peer, each in fresh processes

@@ -207,8 +207,13 @@ def measure(options: Options, sides: Mapping[str, Side]) -> None:
     report(options, [compare(case, times) for case in options.cases], times)
 
 
-def report(options: Options, rows: Sequence[Row], times: Mapping[str, list[float] | MissingPeer]) -> None:
-    """Print the table, and write the JSON where the user asked for it."""
+def report(
+    options: Options,
+    rows: Sequence[Row],
+    times: Mapping[str, list[float] | MissingPeer],
+    table: Callable[[Sequence[Row]], str] | None = None,
+) -> None:
+    """Print the table (`table`: in another form), and write the JSON where the user asked for it."""
     result = {
         "benchmark": options.name,
         "command": options.command,
@@ -217,7 +222,7 @@ def report(options: Options, rows: Sequence[Row], times: Mapping[str, list[float
         "rows": [asdict(row) for row in rows],
         "sides": {n: _spread(s) for n, s in times.items() if not isinstance(s, MissingPeer)},
     }
-    print(_table(rows))
+    print((table or _table)(rows))
     print(f"\n{result['command']}   {result['date']}")
     print(", ".join(f"{key} {value}" for key, value in machine().items()))
     if options.json is not None:

@@ -7,14 +7,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks import peers
 from benchmarks.peers.torchrun import FirstStep, launch
-from paceline.observe.spans import BLOCKS
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -77,18 +76,26 @@ def train(
     return [seconds for report in reports for seconds in report["seconds"]]
 
 
-def blocks_of_spans(model: str, *, batch: int, steps: int, block: int) -> list[float]:
-    """Train with one worker and one server, which record spans in every second block of steps.
+def blocks(
+    model: str, variables: Sequence[str], *, batch: int, steps: int, block: int, **settings: Any
+) -> list[float]:
+    """Train with one worker and one server, which do something in every second block of steps only.
+
+    Args:
+        variables: of the environment, that switch it.
+        settings: more options of `paceline run`.
 
     Returns:
         Seconds of each of `steps` steps after the warm-up.
     """
     (report,) = _run(
         *(SCRIPTS / "train.py", model, batch, steps),
-        environment={BLOCKS: str(block)},
+        environment=dict.fromkeys(variables, str(block)),
+        within_s=max(peers.DEADLINE_S, 5.0 * steps),  # a busy machine is slow, not stuck
         mode="bsp",
         workers=1,
         servers=1,
+        **settings,
     )
     seconds: list[float] = report["seconds"]
     return seconds
@@ -117,6 +124,17 @@ def emulated(
         workers=workers,
         servers=1,
     )
+    seconds: list[float] = reports[0]["seconds"]
+    return seconds
+
+
+def paced(
+    mode: str, *, workers: int, batches: int, epochs: int, step_ms: float, slow_rank: int, slower: float
+) -> list[float]:
+    """As `emulated`, but a step's time is by its samples (scripts/paces.py)."""
+    arguments = (batches, epochs, step_ms, slow_rank, slower)
+    settings: dict[str, Any] = {"mode": mode, "workers": workers, "servers": 1, "threads": 1}
+    reports = _run(SCRIPTS / "paces.py", *arguments, **settings)
     seconds: list[float] = reports[0]["seconds"]
     return seconds
 
@@ -178,6 +196,7 @@ def _run(
     *args: Any,
     conditions: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
+    within_s: float = peers.DEADLINE_S,
     **settings: Any,
 ) -> list[dict[str, Any]]:
     """Run a script of ours and return what its workers report, in rank order."""
@@ -188,7 +207,7 @@ def _run(
         if conditions:
             env["PACELINE_LINK_CONDITIONS"] = conditions
         done = subprocess.run(
-            command, env=env, cwd=peers.ROOT, capture_output=True, text=True, timeout=peers.DEADLINE_S
+            command, env=env, cwd=peers.ROOT, capture_output=True, text=True, timeout=within_s
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")

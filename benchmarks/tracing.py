@@ -11,6 +11,7 @@ import functools
 from benchmarks import ours
 from benchmarks.harness import Case, Side, measure, parse
 from benchmarks.models import WARM_UP
+from paceline.observe.spans import BLOCKS
 
 BATCH = {"resnet18": 16, "digits": 64}
 BLOCK = 10
@@ -20,7 +21,7 @@ LEAST = 0.98
 @functools.cache
 def _run(model: str, rounds: int, repeat: int) -> list[float]:
     """Seconds of each step of a run."""
-    return ours.blocks_of_spans(model, batch=BATCH[model], steps=2 * rounds, block=BLOCK)
+    return ours.blocks(model, [BLOCKS], batch=BATCH[model], steps=2 * rounds, block=BLOCK)
 
 
 def side(model: str, *, resting: bool) -> Side:

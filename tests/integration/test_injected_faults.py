@@ -94,6 +94,32 @@ def test_a_huge_gradient_is_applied_and_a_nan_is_not(run, monkeypatch):
     assert any(not torch.equal(ran.model[k], v) for k, v in run(SOURCE, workers=1, threads=1).model.items())
 
 
+def test_a_bound_on_norms_refuses_huge_gradients_and_replaces_who_sends_them(run, monkeypatch):
+    monkeypatch.setenv(FAULTS, "huge worker:1@15-1000")
+    ran = run(TOOLS + "train(prepared(samples=480), epochs=1)", mode="bsp", norm_bound=100, **JOB)
+    refused = ran.status.refused  # it goes on until it is killed
+    assert ran.error is None and 5 <= refused < 20
+    assert ran.status.workers[1].restarts == 1
+    assert "worker:1 pushed NaN or Inf, or more than --norm-bound, 5 times in a row" in ran.status.messages[0]
+    assert (ran.status.leases[0]["applied"], ran.status.leases[0]["refused"]) == (
+        480 - 4 * refused,
+        4 * refused,
+    )
+    assert all(float(t.abs().max()) < 100 for t in ran.model.values())
+
+
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(run, monkeypatch):
+    monkeypatch.setenv(FAULTS, "full server:1@2; slowdisk server:0@1:1ms")
+    ran = run(SOURCE, mode="bsp", checkpoint_every=4, keep_checkpoints=100, **JOB)
+    assert_all_applied(ran)
+    (said,) = ran.status.messages
+    assert said.startswith("a checkpoint failed: cannot write") and "No space left on device. Free" in said
+    assert ran.status.restarts == 0 and ran.status.lost_updates == 0
+    names = ran.status.checkpoints
+    assert names[0] == "version-000000000004" and "version-000000000008" not in names
+    assert not list(ran.run.checkpoints_path.glob(".version*"))
+
+
 def test_a_slow_worker_is_a_straggler(run, monkeypatch):
     from paceline.observe.facts import facts_of
 

@@ -114,6 +114,7 @@ def test_run_every_option(invoke: Invoke, started: list[Job]) -> None:
         ("--mode -1", {"mode": "asp"}),
         ("--mode 3", {"mode": "ssp:3"}),
         ("--clip_norm 1.5", {"clip_norm": 1.5}),
+        ("--norm-bound 1000", {"norm_bound": 1000.0}),
         ("--", {}),
     ],
 )

@@ -27,6 +27,8 @@ def test_text_and_faults_are_the_same():
         ("kill worker:0@0", "counted from 1"),
         ("kill worker:0@5-3", "counted from 1, upwards"),
         ("slow worker:0@5", "needs how much longer"),
+        ("slowdisk server:0@5", "as in slowdisk server:0@2:50ms"),
+        ("full worker:0@1", "is a server's, got worker:0"),
     ],
 )
 def test_what_is_no_fault_is_refused_with_what_one_looks_like(text, said):
@@ -60,3 +62,14 @@ def test_a_seed_is_always_the_same_faults_and_they_can_be_written_down(seed, wor
     ]
     assert made[0] == made[1] == Faults.parse(str(made[0]))
     assert all(1 <= fault.first <= steps for fault in made[0].all)
+
+
+def test_a_disk_is_full_or_slow_at_its_checkpoint_only():
+    faults = Faults.parse("full server:0@2; slowdisk server:0@3:1ms; kill server:0@9")
+    assert faults.at_checkpoint(1) is None
+    assert faults.at(2) == faults.at(3) == []  # updates are others' business
+    full, slow = faults.at_checkpoint(2), faults.at_checkpoint(3)
+    assert full is not None and slow is not None
+    with pytest.raises(OSError, match="No space left"):
+        full()
+    slow()

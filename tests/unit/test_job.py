@@ -37,6 +37,8 @@ def test_defaults_are_a_job() -> None:
         ({"deadline_s": float("inf")}, "deadline_s=inf"),
         ({"deadline_s": "5"}, "deadline_s='5' is not a number"),
         ({"clip_norm": -1.0}, "clip_norm=-1"),
+        ({"norm_bound": 0.0}, "norm_bound=0"),
+        ({"norm_bound": 2.0}, "norm_bound=2 is too small"),
         ({"mode": "fast"}, "mode 'fast': there is no such mode. Valid modes: bsp, backup:B"),
         ({"mode": "ssp:-1"}, "at least 0, got '-1'"),
         ({"link": "udp"}, "link='udp': there is no such link. Valid: auto, shm, tcp"),

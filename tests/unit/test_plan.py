@@ -70,6 +70,8 @@ def test_json(script: str) -> None:
     [
         ({"mode": "backup:4", "workers": 4}, "needs at least 5 workers, got workers=4"),
         ({"mode": "asp", "clip_norm": 2.0}, "clip_norm=2 clips the average"),
+        ({"mode": "easgd:4", "norm_bound": 100.0}, "mode easgd:4 pushes none; leave norm_bound out"),
+        ({"mode": "allreduce", "norm_bound": 100.0}, "mode allreduce pushes none"),
     ],
 )
 def test_contradictions_are_refused(script: str, settings: dict[str, Any], said: str) -> None:

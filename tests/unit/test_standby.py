@@ -17,7 +17,7 @@ MODES = ["bsp", "backup:1", "ssp:1", "asp", "asp+quorum=2"]
 
 
 def new_lead(mode: str) -> Lead:
-    lead = Lead(parse_mode(mode))
+    lead = Lead(parse_mode(mode), norm_bound=1000)
     lead.book = LeaseBook(samples=40, batch_size=4, drop_last=False, by_round=lead.mode.by_round)
     return lead
 
@@ -50,7 +50,8 @@ def happen(lead: Lead, rng: random.Random, steps: int, tell, sequences, leases) 
         else:
             sequences[worker] = sequences.get(worker, 0) + 1
             incarnation = lead.incarnation_of(worker)
-            facts = [lead.version, 4, [leases[worker].pop()], rng.random() < 0.1]
+            norm = rng.choice([0.5, 1.0, 1e6])
+            facts = [lead.version, 4, [leases[worker].pop()], rng.random() < 0.1, norm]
             tell(["push", worker, incarnation, sequences[worker], *facts])
             if lead.parks:
                 for who, given_, _ in tell(["granted", 2])[0]:

@@ -178,6 +178,13 @@ CLIP_NORM = typer.Option(
     show_default=False,
     rich_help_panel=_CONSISTENCY,
 )
+NORM_BOUND = typer.Option(
+    "--norm-bound",
+    metavar="X",
+    help="Refuse gradients over X times the usual norm; replace a worker that sends only such.",
+    show_default=False,
+    rich_help_panel=_FAULTS,
+)
 SEED = typer.Option(
     "--seed",
     metavar="N",

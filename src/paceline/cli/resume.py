@@ -25,6 +25,7 @@ def resume(
     compress: Annotated[str | None, options.COMPRESS] = None,
     prefetch: Annotated[int | None, options.PREFETCH] = None,
     clip_norm: Annotated[float | None, options.CLIP_NORM] = None,
+    norm_bound: Annotated[float | None, options.NORM_BOUND] = None,
     optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
     deadline_s: Annotated[float | None, options.DEADLINE] = None,
     max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,

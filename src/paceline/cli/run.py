@@ -31,6 +31,7 @@ def run(
     overlap: Annotated[bool, options.OVERLAP] = False,
     prefetch: Annotated[int, options.PREFETCH] = Job.prefetch,
     clip_norm: Annotated[float | None, options.CLIP_NORM] = None,
+    norm_bound: Annotated[float | None, options.NORM_BOUND] = None,
     seed: Annotated[int, options.SEED] = Job.seed,
     optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
     deadline_s: Annotated[float, options.DEADLINE] = Job.deadline_s,

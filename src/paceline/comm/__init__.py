@@ -9,6 +9,7 @@
 * `compression/`  what a gradient weighs on a link: ways to write a slice.
 * `transfer.py`   Transfer: how payloads travel (compressed, overlapped, prefetched), and in which modes.
 * `faults.py`      faults on purpose, in a role, at a step; for tests.
+* `protection.py`  checks left out on purpose; for the benchmark of what they cost.
 * `impairment.py` a link that is worse than it is, for tests and benchmarks.
 
 Nothing on a socket is ever unpickled, and nothing is allocated for a length that was not checked.

@@ -1,6 +1,6 @@
 """Faults on purpose, in a role, at a step: for tests. Off unless PACELINE_FAULTS says something.
 
-    kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms; nan worker:1@4; flip worker:0@6
+    kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms; nan worker:1@4; full server:0@2
 
 | fault | what happens at that step (a worker's) or update (a server's) |
 |---|---|
@@ -11,6 +11,8 @@
 | `flip`, `cut` | a bit of the next frame is flipped, or the link ends within it |
 | `drop`, `duplicate`, `reorder` | the next frame is lost, comes twice, or after the one behind it |
 | `delay` | the next frame leaves so much later |
+| `full` | the disk is full while it writes its part of the n-th checkpoint (servers) |
+| `slowdisk` | every megabyte of that part takes so much longer (servers) |
 
 Of a worker it is a frame to one of the servers, of a server an answer to one of the workers. A chance may
 stand behind: `drop worker:*@1-1000:10%` hits each step of every worker with it, by a seed of its own.
@@ -18,12 +20,14 @@ stand behind: `drop worker:*@1-1000:10%` hits each step of every worker with it,
 A fault hits the first process in its place, not the one that replaces it. The same text is the same faults.
 """
 
+import errno
 import os
 import random
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paceline.exceptions import UsageError
@@ -34,8 +38,10 @@ FAULTS = "PACELINE_FAULTS"
 """The environment variable, read by the controller when a run starts."""
 
 OF_FRAMES = ("flip", "cut", "drop", "duplicate", "reorder")
-KINDS = ("kill", "stop", "slow", "delay", "nan", "huge", *OF_FRAMES)
+KINDS = ("kill", "stop", "slow", "delay", "nan", "huge", *OF_FRAMES, "full", "slowdisk")
 _OF_WORKERS = ("nan", "huge")
+_OF_DISKS = ("full", "slowdisk")
+_TAKES_TIME = ("slow", "delay", "slowdisk")
 _SECONDS = {"ms": 1e-3, "s": 1.0}
 _FORM = re.compile(r"(\w+)\s+(worker|server):(\d+|\*)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?(?::([\d.]+)%)?")
 EVERY_RANK = -1
@@ -52,7 +58,7 @@ class Fault:
     """Or EVERY_RANK."""
     first: int
     last: int
-    """Steps or updates, counted from 1, both included."""
+    """Steps, updates or checkpoints, counted from 1, both included."""
     seconds: float = 0.0
     percent: float = 100.0
     """The chance with which each of them is hit."""
@@ -62,11 +68,14 @@ class Fault:
             raise UsageError(f"a fault {self.kind!r}: there is no such kind. Valid: {', '.join(KINDS)}")
         if self.kind in _OF_WORKERS and self.role != "worker":
             raise UsageError(f"a fault {self.kind!r} is a worker's, got {self.role}:{self.rank}")
+        if self.kind in _OF_DISKS and self.role != "server":
+            raise UsageError(f"a fault {self.kind!r} is a server's, got {self.role}:{self.rank}")
         if not 1 <= self.first <= self.last:
             raise UsageError(f"a fault at steps {self.first}-{self.last}: they are counted from 1, upwards")
-        if self.kind in ("slow", "delay") and not self.seconds:
+        if self.kind in _TAKES_TIME and not self.seconds:
+            place = "server:0@2" if self.kind in _OF_DISKS else "worker:2@1-20"
             raise UsageError(
-                f"a fault {self.kind!r} needs how much longer it takes, as in {self.kind} worker:2@1-20:50ms"
+                f"a fault {self.kind!r} needs how much longer it takes, as in {self.kind} {place}:50ms"
             )
         if not 0 < self.percent <= 100:
             raise UsageError(f"a fault with a chance of {self.percent:g} %: give more than 0, at most 100")
@@ -119,7 +128,8 @@ class Faults:
         """Make the faults of this step happen; those that are the caller's to make are returned by kind."""
         rest = []
         for fault in self.all:
-            if fault.first <= step <= fault.last and _hits(fault, step):
+            here = fault.first <= step <= fault.last and fault.kind not in _OF_DISKS
+            if here and _hits(fault, step):
                 if fault.kind == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 elif fault.kind == "stop":
@@ -129,6 +139,18 @@ class Faults:
                 else:
                     rest.append(fault.kind)
         return rest
+
+    def at_checkpoint(self, number: int) -> Callable[[], None] | None:
+        """What to call before every write of this checkpoint; mostly nothing. It may raise OSError."""
+        mine = [f for f in self.all if f.kind in _OF_DISKS and f.first <= number <= f.last]
+
+        def before_write() -> None:
+            for fault in mine:
+                time.sleep(fault.seconds)
+                if fault.kind == "full":
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return before_write if mine else None
 
 
 def _hits(fault: Fault, step: int) -> bool:

@@ -268,6 +268,7 @@ class Controller:
                 "keep_checkpoints": job.keep_checkpoints,
                 "resume": None if self._resume is None else str(self._resume),
                 "clip_norm": job.clip_norm,
+                "norm_bound": job.norm_bound,
                 "schedule": list(job.schedule),
                 "import_from": _directory_of(job.script) if job.optimizers else None,
             }
@@ -282,6 +283,7 @@ class Controller:
                 "compress_replies": job.compress_replies,
                 "overlap": job.overlap,
                 "prefetch": job.prefetch,
+                "tells_norms": job.norm_bound is not None,
                 "script": None if job.script is None else str(Path(job.script).resolve()),
                 "args": list(job.args),
             }

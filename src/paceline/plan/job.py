@@ -100,6 +100,12 @@ class Job:
     """Scale the averaged gradient down to this norm before each update. Only in bsp, where one
     update is one average; in other modes clip in the script, which clips each worker's own."""
 
+    norm_bound: float | None = None
+    """Refuse a push whose norm is more than so many times the median of the run's last hundred, and replace
+    a worker that sends such ones only. None refuses only what is not finite. Take 1,000: a loss spike is a
+    factor of ten or so, a broken batch or device one of millions. Off unless asked for, because where a
+    model has fitted its data to the last digit, one hard sample may well be a thousand times the rest."""
+
     optimizers: tuple[str, ...] = ()
     """Optimizers beyond torch.optim that the script may use, as `module:Class`."""
 
@@ -140,6 +146,13 @@ class Job:
         _check_positive("deadline_s", self.deadline_s, "seconds to wait before giving up")
         if self.clip_norm is not None:
             _check_positive("clip_norm", self.clip_norm, "leave it out to clip nothing")
+        if self.norm_bound is not None:
+            _check_positive("norm_bound", self.norm_bound, "how many times the usual norm is refused")
+            if self.norm_bound < 10:
+                raise UsageError(
+                    f"norm_bound={self.norm_bound:g} is too small: ordinary gradients differ that much. Give "
+                    "at least 10; 1000 lets every loss spike through"
+                )
         mode = parse_mode(self.mode)
         object.__setattr__(self, "mode", str(mode))
         turns = parse_schedule(mode, self.schedule).turns

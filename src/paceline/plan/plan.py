@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.comm.protection import BLOCKS, protection
 from paceline.exceptions import PlanError, UsageError
 from paceline.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.plan.job import Job
@@ -135,6 +136,11 @@ def make_plan(job: Job) -> Plan:
             f"bsp has; got mode={schedule}. Use mode bsp, or leave clip_norm out and call "
             "torch.nn.utils.clip_grad_norm_ in the script, which clips each worker's own gradient"
         )
+    if job.norm_bound is not None and (mode.payload in ("elastic", "none") or mode.serverless):
+        raise UsageError(
+            f"norm_bound={job.norm_bound:g} judges the gradients that workers push, and mode {mode} pushes "
+            "none; leave norm_bound out, or use another mode, such as bsp or asp"
+        )
     for each in schedule.modes:
         job.transfer.check(each)
     if job.link == "shm" and job.transfer.inline:
@@ -261,6 +267,11 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
         found.append(
             f"mode {mode} does not replace dead workers: --max-restarts {job.max_restarts} is ignored; "
             "groups are not formed anew yet, so a worker's death ends the run"
+        )
+    if protection.blocks:
+        found.append(
+            f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf reach the model. "
+            "Only the benchmark of what checks cost may do that: unset it"
         )
     return tuple(found)
 

@@ -3,6 +3,7 @@
 * `server.py`   Server: sockets, and executing the run's one order of instructions on its shard.
 * `leader.py`   LeadServer: server 0, which also makes that order and gathers checkpoints.
 * `lead.py`     Lead: the mode machine and the lease book, as the lead server uses them. No sockets.
+* `norms.py`    NormBound: which gradients are absurd, though finite.
 * `descent.py`  Descent: sandblaster's part of it, the sum of an epoch and the iteration at its end.
 * `rows.py`     Rows: the leases of a group of workers, which every member reads its part of.
 * `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.

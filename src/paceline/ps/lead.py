@@ -19,7 +19,7 @@ Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["redu
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.data.leases import Lease, LeaseBook
@@ -38,6 +38,7 @@ from paceline.modes import (
 )
 from paceline.modes.lbfgs import Answer, Lbfgs
 from paceline.ps.descent import Descent
+from paceline.ps.norms import NormBound
 from paceline.ps.rows import Rows
 
 __all__ = ["Applied", "EarlyExit", "Event", "Lead", "Push", "Steps", "Totals"]
@@ -65,7 +66,9 @@ class Push:
     """How many samples it was computed from; 0 if unknown."""
     leases: tuple[int, ...]
     void: bool
-    """The worker found NaN or Inf in it: it keeps its place in the order but is not applied."""
+    """It is not finite, or more than the bound allows: it keeps its place in the order but is not applied."""
+    norm: float | None = None
+    """Of the gradient, if the run has a bound on that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,7 @@ class Lead:
 
     Args:
         clip_norm: bound on the norm of the averaged gradient (bsp only).
+        norm_bound: how many times the usual norm of a push is absurd.
         schedule: modes that the run goes through by itself.
         groups: workers that all-reduce among themselves, in the modes that have groups.
     """
@@ -105,6 +109,7 @@ class Lead:
         mode: ModeSpec,
         *,
         clip_norm: float | None = None,
+        norm_bound: float | None = None,
         schedule: Schedule | None = None,
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
@@ -129,6 +134,11 @@ class Lead:
         self._others_well: set[int] = set()
         """Workers with such pushes, since when another one had a finite push applied."""
         self._clip_norm = clip_norm
+        self._norms = None if norm_bound is None else NormBound(norm_bound)
+        self.refused_norm: tuple[float, float] | None = None
+        """The norm of the last push, if it was refused for that, and the usual one."""
+        self._absurd: set[PushId] = set()
+        """Pushes that were refused for their norm: their workers think them sound, and so do the servers."""
         self._pushes: dict[PushId, Push] = {}
         self._held: set[PushId] = set()
         self._parked: dict[int, int] = {}
@@ -151,7 +161,7 @@ class Lead:
         name, *arguments = event
         match name:
             case "push":
-                *push, read_version, samples, leases, void = arguments
+                *push, read_version, samples, leases, void, norm = arguments
                 return self.push(
                     Push(
                         id=PushId(*push),
@@ -159,6 +169,7 @@ class Lead:
                         samples=samples,
                         leases=tuple(leases),
                         void=void,
+                        norm=norm,
                     )
                 )
             case "take":
@@ -259,8 +270,21 @@ class Lead:
         for push in [p for p in self._pushes if p.worker == worker]:
             if push not in self._held:
                 del self._pushes[push]
+                self._absurd.discard(push)
             elif self.book:
                 self.book.finish(worker, self._pushes[push].leases, refused=self._pushes[push].void)
+
+    def _judged(self, push: Push) -> Push:
+        """The push, void if its norm is absurd."""
+        self.refused_norm = None
+        if self._norms is None or push.norm is None or push.void:
+            return push
+        usual = self._norms.usual
+        if not self._norms.is_absurd(push.norm):
+            return push
+        self._absurd.add(push.id)
+        self.refused_norm = (push.norm, usual or 0.0)
+        return replace(push, void=True)
 
     def push(self, push: Push) -> Steps:
         """A gradient arrived whole.
@@ -270,6 +294,7 @@ class Lead:
         """
         if self.mode.bound == 0 and push.id.worker not in self._entered:
             self._check_nobody_finished(push.id.worker)
+        push = self._judged(push)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
         return [*self._steps(self.machine.pushed(push.id, push.read_version)), *self._assigned()]
@@ -475,6 +500,8 @@ class Lead:
             match instruction:
                 case Apply(pushes):
                     steps.append(self._apply(pushes, version))
+                    steps += [["drop", *_listed(push)] for push in pushes if push in self._absurd]
+                    self._absurd.difference_update(pushes)
                     version += 1
                 case Admit(worker):
                     steps.append(["admit", worker, self.machine.version])
@@ -486,6 +513,7 @@ class Lead:
                 case Drop(push):
                     dropped = self._pushes.pop(push, None)
                     self._held.discard(push)
+                    self._absurd.discard(push)
                     self.totals.dropped += 1
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
@@ -520,6 +548,7 @@ class Lead:
         self.book.finish(push.worker, p.leases, refused=p.void)
         if p.void:
             self._refused(p.id.worker)
+            self._absurd.discard(push)
             descent.spoil()
             return ["drop", *_listed(push)]
         self._record(p, self.version)
@@ -527,7 +556,7 @@ class Lead:
         return ["add", [[*_listed(push), p.samples, 1.0]]]
 
     def _refused(self, worker: int) -> None:
-        """A push was not finite. One worker's alone are its own fault, all workers' the model's."""
+        """A push was not finite or absurd. One worker's alone are its own fault, all workers' the model's."""
         self.totals.refused += 1
         self._refusals[worker] += 1
         if self._refusals[worker] >= QUARANTINE and worker in self._others_well:

@@ -590,6 +590,7 @@ class LeadServer(Server):
             field(body, "samples", int, 0),
             field(body, "leases", list, []),
             void,
+            field(body, "norm", float) if "norm" in body else None,
         ]
         self._heard(peer, body)
         peer.residual = field(body, "residual", float, peer.residual)
@@ -605,7 +606,14 @@ class LeadServer(Server):
             if peer.settings is not None:
                 self._lead.descent.driver.lr = float(peer.settings[0]["lr"])
         self._held_since[peer.worker] = time.monotonic()
-        self._act(self._do("push", push.worker, push.incarnation, push.sequence, *facts))
+        steps = self._do("push", push.worker, push.incarnation, push.sequence, *facts)
+        if self._lead.refused_norm is not None:
+            norm, usual = self._lead.refused_norm
+            log.warning(
+                "%s pushed a gradient of norm %.3g at step %s, and %.3g is usual: refused (--norm-bound)",
+                *(peer.name, norm, push.sequence + 1, usual),
+            )
+        self._act(steps)
         if self._lead.sick:
             self._quarantine()
 
@@ -742,10 +750,11 @@ class LeadServer(Server):
 
     def _quarantine(self) -> None:
         sick, self._lead.sick = self._lead.sick, []
+        what = "NaN or Inf" + (", or more than --norm-bound," if self.config.norm_bound else "")
         for worker in sick:
             self._replace(
                 worker,
-                f"worker:{worker} pushed NaN or Inf {QUARANTINE} times in a row while other workers did not: "
+                f"worker:{worker} pushed {what} {QUARANTINE} times in a row while other workers did not: "
                 "something is wrong with its process, its data or its device",
             )
 

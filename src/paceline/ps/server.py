@@ -26,6 +26,7 @@ from paceline.comm.connection import spin_for
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import (
@@ -87,6 +88,7 @@ class ServerConfig:
     resume: str | None = None
     """Path of the checkpoint to go on from."""
     clip_norm: float | None = None
+    norm_bound: float | None = None
     schedule: tuple[str, ...] = ()
     """Modes that the run goes through by itself, as `500=ssp:4`."""
     groups: tuple[Sequence[int], ...] = ()
@@ -137,6 +139,7 @@ class Server:
         )
         self._told_at = 0.0
         self._faults = Faults.parse(config.faults)
+        self._snapshots = 0
         self._secret = secret
         self._controller = controller
         self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
@@ -837,6 +840,7 @@ class Server:
                     if worker in self._peers:
                         self._peers[worker].connection.damage = damage
         self.spans.begin_step(self.updates)
+        protection.begin_step(self.updates)
         self.spans.main.enter(Phase.UPDATE)
         self._admit(admits, work)
         self.spans.main.enter(Phase.IDLE)
@@ -929,11 +933,13 @@ class Server:
         self.spans.main.enter(Phase.IDLE)
         lane = self.spans.lane("checkpoint")
         name = f"server-{self.config.rank}.safetensors"
+        self._snapshots += 1
+        fault = self._faults.at_checkpoint(self._snapshots)
 
         def write() -> None:
             lane.enter(Phase.CHECKPOINT)
             try:
-                info = write_part(directory, name, tensors)
+                info = write_part(directory, name, tensors, before_write=fault)
                 body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
             except CheckpointError as error:
                 body = {"failed": str(error)}
@@ -967,7 +973,13 @@ def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Chec
     """
     mode = parse_mode(config.mode)
     schedule = parse_schedule(mode, config.schedule)
-    lead = Lead(mode, clip_norm=config.clip_norm, schedule=schedule, groups=config.groups)
+    lead = Lead(
+        mode,
+        clip_norm=config.clip_norm,
+        norm_bound=config.norm_bound,
+        schedule=schedule,
+        groups=config.groups,
+    )
     lead.book = book_of(config, data)
     if checkpoint is not None:
         lead.restore(checkpoint.meta["lead"])

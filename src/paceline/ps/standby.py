@@ -14,6 +14,7 @@ from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import FrameError
 from paceline.modes import Clocks, ModeSpec, PushId, Rounds, Schedule, parse_mode
 from paceline.ps.lead import Applied, Lead, Push, Steps, Totals
+from paceline.ps.norms import NormBound
 
 __all__ = ["Standby", "lead_from_json", "lead_to_json"]
 
@@ -53,7 +54,7 @@ class Standby:
 
 _CLASSES = {
     kind.__name__: kind
-    for kind in (Lead, Totals, Push, PushId, Applied, Lease, LeaseBook, Rounds, Clocks, Schedule)
+    for kind in (Lead, Totals, NormBound, Push, PushId, Applied, Lease, LeaseBook, Rounds, Clocks, Schedule)
 }
 _MANY: dict[str, Any] = {"tuple": tuple, "set": set, "deque": collections.deque}
 

@@ -248,14 +248,24 @@ class CheckpointWriter:
             )
 
 
-def write_part(directory: Path, name: str, tensors: Mapping[str, "Tensor"]) -> FileInfo:
+def write_part(
+    directory: Path,
+    name: str,
+    tensors: Mapping[str, "Tensor"],
+    *,
+    before_write: Callable[[], None] | None = None,
+) -> FileInfo:
     """Write tensors into `directory/name` as safetensors, durably; for any process and thread.
 
     Takes any dense tensors: on any device, contiguous or not. They must not change meanwhile. The
     file must not exist yet, and does not exist after an error.
+
+    Args:
+        before_write: called before every megabyte; an OSError from it is the disk's (faults on purpose).
     """
     _check_name(name, ".safetensors")
-    return _write_file(directory / name, _safetensors(directory / name, tensors))
+    chunks = _safetensors(directory / name, tensors)
+    return _write_file(directory / name, chunks if before_write is None else _each(chunks, before_write))
 
 
 def load(path: Path) -> Checkpoint:
@@ -366,6 +376,12 @@ def _safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> Iterator[bytes 
         data = dense.reshape(-1).view(torch.uint8).numpy().data
         for offset in range(0, len(data), _CHUNK_BYTES):
             yield data[offset : offset + _CHUNK_BYTES]
+
+
+def _each(chunks: Iterable[bytes | memoryview], call: Callable[[], None]) -> Iterator[bytes | memoryview]:
+    for chunk in chunks:
+        call()
+        yield chunk
 
 
 def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileInfo:

@@ -41,18 +41,22 @@ def random_faults(
     """So many faults of these kinds, each in a role and at a step of its own; by the seed always the same.
 
     Args:
-        steps: they happen within so many.
+        steps: they happen within so many (of `full` and `slowdisk`: checkpoints).
         servers: how many servers may be hit, too, by those kinds that can hit them.
         seconds: how long a `stop`, a step of `slow` or a `delay` takes.
     """
     chance = random.Random(seed)
-    places = [("worker", rank) for rank in range(workers)]
+    by_workers = [("worker", rank) for rank in range(workers)]
+    by_servers = [("server", rank) for rank in range(servers)]
     found = []
     for _ in range(count):
         kind = chance.choice(list(kinds))
-        more = [("server", rank) for rank in range(servers)] if kind not in ("nan", "huge") else []
-        role, rank = chance.choice(places + more)
+        if kind in ("full", "slowdisk"):
+            places = by_servers or [("server", 0)]
+        else:
+            places = by_workers + (by_servers if kind not in ("nan", "huge") else [])
+        role, rank = chance.choice(places)
         step = chance.randint(1, steps)
-        takes = kind in ("stop", "slow", "delay")
+        takes = kind in ("stop", "slow", "delay", "slowdisk")
         found.append(Fault(kind, role, rank, step, step, seconds if takes else 0.0))
     return Faults(tuple(found))

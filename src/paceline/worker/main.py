@@ -51,6 +51,8 @@ class WorkerConfig:
     compress_replies: bool = False
     overlap: bool = False
     prefetch: int = 0
+    tells_norms: bool = False
+    """With every push the gradient's norm, because the run has a bound on it."""
     optimizers: tuple[str, ...] = ()
     spans_in: str | None = None
     """Directory for its spans; None records none."""
@@ -129,6 +131,7 @@ def run_worker(
         group=_group(config, secret),
         spans=spans,
         faults=Faults.parse(config.faults),
+        tells_norms=config.tells_norms,
     )
     enter_session(session)
     try:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from paceline.comm import Connection, Kind, Region
 from paceline.comm.faults import OF_FRAMES, Faults
+from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
@@ -217,10 +218,12 @@ class RunSession(Session):
         group: GroupLinks | None = None,
         spans: Recorder = NO_SPANS,
         faults: Faults = Faults(),  # noqa: B008 - it is a value
+        tells_norms: bool = False,
     ) -> None:
         self.mode = parse_mode(mode)
         self._spans, self._lane = spans, spans.main
         self._faults = faults
+        self._tells_norms = tells_norms
         self._transfer = transfer
         self.rank = rank
         self.world_size = world_size
@@ -469,6 +472,7 @@ class RunSession(Session):
             self._report()
             self._check_memory()
         self._spans.begin_step(self._clock)
+        protection.begin_step(self._clock)
         if self._client.leave_due:
             raise SystemExit(0)  # the script ends here; `finish` says goodbye
 
@@ -534,6 +538,8 @@ class RunSession(Session):
             body["void"] = True
         if request.carries != "slot":
             body["carries"] = request.carries
+        elif self._tells_norms and request.finite:
+            body["norm"] = self._stepper.slot_norm()
         if self._refused:
             body["refused"], self._refused = self._refused, []
         return body

@@ -15,6 +15,7 @@ A stepper is a generator of requests. The session answers them over its links, t
 
 import inspect
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -124,6 +125,11 @@ class Stepper(ABC):
         self.unsent = 0
         if self.memory.near is not self.memory.base:
             self._take_fresh()
+
+    def slot_norm(self) -> float:
+        """The norm of what is about to be pushed, which is finite. It takes a pass over all of it."""
+        norm = math.hypot(*(torch.linalg.vector_norm(s, dtype=_wide(s)).item() for s in self._slot))
+        return norm if math.isfinite(norm) else sys.float_info.max  # the squares of huge numbers do not fit
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of it beside parameters and the optimizer's state."""
@@ -444,6 +450,11 @@ def local_step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
         return step()
 
     return local_step
+
+
+def _wide(flat: Tensor) -> torch.dtype:
+    """The squares of half precision do not fit it."""
+    return flat.dtype if flat.element_size() >= 4 else torch.float32
 
 
 def _all_finite(flats: Sequence[Tensor]) -> bool:

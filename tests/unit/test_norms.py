@@ -1,0 +1,105 @@
+"""A bound on norms: what is usual is learnt, one worker's absurdity refused, everybody's followed."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.data.leases import LeaseBook
+from paceline.modes import PushId, parse_mode
+from paceline.ps.lead import QUARANTINE, Lead, Push
+from paceline.ps.norms import LEAST, WINDOW, NormBound
+
+
+def test_nothing_is_refused_before_something_is_usual():
+    bound = NormBound(10)
+    assert not any(bound.is_absurd(10.0**k) for k in range(LEAST))
+
+
+def test_what_is_far_above_the_usual_is_refused_and_a_spike_is_not():
+    bound, chance = NormBound(1000), random.Random(0)
+    for _ in range(500):
+        assert not bound.is_absurd(chance.lognormvariate(0, 1.5))
+    assert not bound.is_absurd(100.0)
+    assert bound.is_absurd(1e4)
+    assert bound.is_absurd(float("inf"))
+    assert not bound.is_absurd(1e-9)
+
+
+def test_norms_that_shrink_as_training_goes_on_stay_within_it():
+    bound = NormBound(1000)
+    assert not any(bound.is_absurd(1.0 / (step + 1) ** 2) for step in range(1000))
+
+
+def test_when_everybodys_norms_change_for_good_the_bound_follows():
+    bound = NormBound(1000)
+    for _ in range(WINDOW):
+        bound.is_absurd(1.0)
+    refused = [bound.is_absurd(1e5) for _ in range(WINDOW)]
+    assert refused[0] and not refused[-1]
+    assert sum(refused) <= WINDOW // 2 + 1
+
+
+def test_where_all_is_zero_nothing_is_absurd():
+    bound = NormBound(1000)
+    for _ in range(WINDOW):
+        bound.is_absurd(0.0)
+    assert not bound.is_absurd(1.0)
+
+
+class Pushing:
+    """A lead with two workers that push gradients of a norm."""
+
+    def __init__(self, mode: str) -> None:
+        spec = parse_mode(mode)
+        self.lead = Lead(spec, norm_bound=1000.0)
+        self.lead.book = LeaseBook(samples=4000, batch_size=4, drop_last=False, by_round=spec.by_round)
+        self.sequences = [0, 0]
+        for worker in range(2):
+            self.lead.join(worker, 0)
+
+    def push(self, worker: int, norm: float) -> list[list[Any]]:
+        leases, _ = self.lead.take(worker, 0, 1, wait=False)
+        assert leases
+        push = Push(
+            id=PushId(worker, 0, self.sequences[worker]),
+            read_version=self.lead.version,
+            samples=4,
+            leases=tuple(lease.id for lease in leases),
+            void=False,
+            norm=norm,
+        )
+        self.sequences[worker] += 1
+        return self.lead.push(push)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp", "asp+quorum=2"])
+def test_an_absurd_push_is_refused_counted_and_its_worker_quarantined(mode):
+    run = Pushing(mode)
+    for _ in range(LEAST):
+        run.push(0, 1.0)
+        run.push(1, 1.0)
+    version = run.lead.version
+    for _ in range(QUARANTINE):
+        steps = run.push(1, 1e4) + run.push(0, 1.0)
+        applied = [push for step in steps if step[0] == "apply" for push in step[1]]
+        assert all(push[0] == 0 for push in applied)
+        mine = [step for step in steps if step[0] == "drop"]
+        assert mine == [["drop", 1, 0, run.sequences[1] - 1]]  # no server keeps what will not be applied
+    assert run.lead.version > version
+    assert run.lead.totals.refused == QUARANTINE
+    assert run.lead.sick == [1]
+    account = run.lead.book.accounts()[0]
+    assert account["refused"] == 4 * QUARANTINE
+
+
+def test_a_push_that_says_no_norm_is_not_judged():
+    run = Pushing("asp")
+    push = Push(id=PushId(0, 0, 0), read_version=0, samples=4, leases=(), void=False)
+    for _ in range(LEAST):
+        run.push(1, 1.0)
+    assert ["apply", [[0, 0, 0, 4, 1.0]]] in run.lead.push(push)
+    unbound = Lead(parse_mode("asp"))
+    unbound.join(0, 0)
+    assert ["apply", [[0, 0, 0, 4, 1.0]]] in unbound.push(replace(push, norm=1e30))
