@@ -189,6 +189,8 @@ class Server:
     def on_stranger(self, reason: str) -> None:
         """A port scan, or a role of another run."""
         log.warning("refused a connection: %s", reason)
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, {"stranger": reason})
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server."""
