@@ -39,10 +39,9 @@ def certs(
         ),
     ] = None,
 ) -> None:
-    """Make certificates for a run with TLS, for `paceline run --certs DIR`.
+    """Make certificates for a run beforehand, to keep or inspect them. A run with --tls makes its own.
 
-    A run with --tls makes its own; this is for those who want to keep, inspect or distribute them. They are
-    signed by an authority of the run's own, whose key (ca.key) is needed only to make more.
+    They are signed by an authority of the run's own; its key, ca.key, is needed only to make more.
 
     [dim]paceline certs certs/ --run train && paceline run --certs certs/ --link tcp train.py[/dim]
     """

@@ -67,10 +67,13 @@ class Authority:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
+            private = _private(directory / "ca.key")
             certificate = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
-            key = load_pem_private_key(_private(directory / "ca.key").encode(), password=None)
+            key = load_pem_private_key(private.encode(), password=None)
+        except UsageError:
+            raise
         except (OSError, ValueError, x509.ExtensionNotFound) as error:
             raise UsageError(
                 f"{directory} has an authority (ca.pem) that cannot be used: {error}. Name another "
@@ -131,7 +134,8 @@ class Certificates:
         if not directory.is_dir():
             what = "is not a directory" if directory.exists() else "does not exist"
             raise UsageError(
-                f"certs {str(directory)!r} {what}; `paceline certs {directory} --run NAME` makes one"
+                f"certs {str(directory)!r} {what}; name the directory that `paceline certs DIR --run NAME` "
+                "made"
             )
         found = {role: _read(directory, role) for role in ROLES}
         if len({certificate.run for certificate in found.values()}) > 1:
@@ -170,6 +174,9 @@ def make_directory(
     for role in roles:
         if role not in ROLES:
             raise UsageError(f"--role {role!r}: there is no such role. Valid: {', '.join(ROLES)}")
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9a-fA-F:]{2,39}", host):
+            raise UsageError(f"--host {host!r} is neither a host's name nor an address")
     written = []
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -223,7 +230,7 @@ def _read(directory: Path, role: str) -> Certificate:
             texts[name] = _private(path) if name.endswith(".key") else path.read_text()
         except FileNotFoundError:
             raise UsageError(f"certs {str(directory)!r} lacks {name}; {advice}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UsageError(f"{path} cannot be read: {reason}; {advice}") from None
     ca, chain, key = texts.values()
@@ -231,7 +238,7 @@ def _read(directory: Path, role: str) -> Certificate:
     try:
         named = inspect(Certificate(run="", role=role, authority=ca, chain=chain, key=key))
     except AuthError as error:
-        reason = str(error).removeprefix("the other side's certificate ")
+        reason = str(error).removeprefix("the other side's certificate ").replace("this run's", "ca.pem")
         raise UsageError(f"the certificate {path} {reason}; {advice}") from None
     except (ssl.SSLError, ValueError) as error:
         mismatch = "MISMATCH" in str(error)
@@ -280,10 +287,7 @@ def _signed(
         try:
             names.append(x509.IPAddress(ip_address(host)))
         except ValueError:
-            try:
-                names.append(x509.DNSName(host))
-            except ValueError as error:
-                raise UsageError(f"--host {host!r} is neither a name nor an address: {error}") from None
+            names.append(x509.DNSName(host))
     authority = issuer is None
     starts = min(datetime.now(UTC), ends) - _BEFORE
     builder = (

@@ -283,7 +283,7 @@ class Connection:
             try:
                 count = self.sock.recv_into(view[done:], 0, socket.MSG_WAITALL)
             except TimeoutError:
-                if at_boundary and not done and not self.waiting:
+                if at_boundary and not done:
                     raise
                 raise LinkError(f"{self.peer} stopped in the middle of a frame") from None
             except OSError as error:

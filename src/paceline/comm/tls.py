@@ -144,11 +144,17 @@ class SecureSocket:
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:
         """As a socket's; as much as is there, at least a byte. No flag has a meaning here."""
         room = buffer[:nbytes] if nbytes else buffer
+        received = 0
         while True:
             with self._lock:
                 if count := self._decrypt(room):
                     return count
-            received = self._sock.recv_into(self._room)
+            try:
+                received = self._sock.recv_into(self._room)
+            except TimeoutError:
+                if received:
+                    raise ConnectionError("it stopped in the middle of something") from None
+                raise
             if not received:
                 return 0  # frames say how long they are: an early end is no end of one
             with self._lock:
