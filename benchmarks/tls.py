@@ -97,7 +97,7 @@ CASES = [
 
 def main() -> None:
     """Measure and report."""
-    measure(parse("tls", __doc__, CASES, repeats=5, rounds=20), SIDES)
+    measure(parse("tls", __doc__, CASES, repeats=3, rounds=15), SIDES)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from socket import SHUT_WR, socket
+from socket import IPPROTO_TCP, SHUT_WR, TCP_NODELAY, socket
 from typing import Any, Self
 
 from paceline.exceptions import AuthError
@@ -227,6 +227,8 @@ def secure(sock: socket, certificate: Certificate, *, listening: bool, within_s:
         OSError: the connection broke.
     """
     deadline = time.monotonic() + within_s
+    # Small messages follow one another here: without this the second waits for the first to be confirmed.
+    sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = _context(certificate, listening).wrap_bio(incoming, outgoing, server_side=listening)
     while True:
