@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from paceline.comm.clocks import answer_clock
 from paceline.comm.connection import Connection, Frame, Listener, accept
 from paceline.comm.frames import Kind, field
-from paceline.comm.tls import SecureSocket
+from paceline.comm.tls import Secret, SecureSocket
 from paceline.exceptions import AuthError, FrameError, LinkError, PacelineError
 
 __all__ = ["Hub", "HubHandler"]
@@ -25,6 +25,9 @@ __all__ = ["Hub", "HubHandler"]
 _MAX_NEWCOMERS = 64
 """Connections of one kind that may be authenticating at once; more are closed at once. Strangers come by
 TCP, so they cannot keep out who is on this host."""
+
+
+_EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class HubHandler(Protocol):
@@ -49,11 +52,20 @@ class Hub:
     Args:
         patience_s: a peer may pause this long in the middle of a frame, or not read what we send.
         clock_ns: from this host's monotonic clock to the run's time, for newcomers who ask.
+
+    Raises:
+        LinkError: the listener is open to every network, and the run has no TLS.
     """
 
     def __init__(
         self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float, clock_ns: int = 0
     ) -> None:
+        if listener.address.host in _EVERYWHERE and Secret.certificate_of(secret) is None:
+            listener.close()
+            raise LinkError(
+                f"listening on {listener.address.host} is listening on every network of this host, which "
+                "needs --tls; or name the one interface to listen on"
+            )
         self.listener = listener
         self._handler = handler
         self._secret = secret
