@@ -353,7 +353,7 @@ def _refusal(error: ssl.SSLError) -> str:
         if code in _VERIFY_AUTHORITY:
             return "the other side's certificate is signed by another authority than this run's"
         return f"the other side's certificate is refused: {error.verify_message}"
-    reason = error.reason or ""
+    reason = error.reason or str(error)
     if "ALERT" in reason:
         return _told(error)
     known = _REFUSED_BY_US.get(
