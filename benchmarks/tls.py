@@ -12,7 +12,8 @@ and its price is to be known.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from benchmarks import ours
 from benchmarks.harness import Case, Side, measure, parse
@@ -84,20 +85,19 @@ def _accepting(secret: bytes) -> Iterator[Listener]:
         listener.close()
 
 
-SIDES: dict[str, Side] = {}
-for each, enabled in (("on", True), ("off", False)):
-    SIDES |= {f"exchange/{size}/{each}": exchange(size, on=enabled) for size in SIZES}
-    SIDES |= {f"train/{model}/{each}": train(model, on=enabled) for model in BATCH}
-    SIDES[f"start/{each}"] = start(on=enabled)
-CASES = [
-    Case(name=f"{name}/on/off", ours=f"{name}/on", peer=f"{name}/off")
-    for name in dict.fromkeys(side.rpartition("/")[0] for side in SIDES)
-]
+KINDS: dict[str, Callable[..., Side]] = {
+    **{f"exchange/{size}": partial(exchange, size) for size in SIZES},
+    **{f"train/{model}": partial(train, model) for model in BATCH},
+    "start": start,
+}
+# Each next to its peer, so that both meet the same neighbours on the machine.
+SIDES = {f"{name}/{how}": make(on=how == "on") for name, make in KINDS.items() for how in ("on", "off")}
+CASES = [Case(name=f"{name}/on/off", ours=f"{name}/on", peer=f"{name}/off") for name in KINDS]
 
 
 def main() -> None:
     """Measure and report."""
-    measure(parse("tls", __doc__, CASES, repeats=3, rounds=15), SIDES)
+    measure(parse("tls", __doc__, CASES, repeats=4, rounds=10), SIDES)
 
 
 if __name__ == "__main__":
