@@ -18,7 +18,7 @@ from benchmarks.peers.torchrun import FirstStep, launch
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int) -> list[float]:
+def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int, **settings: Any) -> list[float]:
     """Push a gradient of `n` float32, SGD step (no momentum), pull; one server.
 
     Args:
@@ -27,6 +27,7 @@ def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int) -> list
         mode: "asp" (parameters copied out) or "bsp" (read in place where the link allows).
         workers: how many push at the same time.
         rounds: rounds of each worker.
+        settings: more options of `paceline run`; True for a flag.
 
     Returns:
         Seconds of each round as a worker sees it, of all workers, taken while all were running:
@@ -42,6 +43,7 @@ def exchange(n: int, *, link: str, mode: str, workers: int, rounds: int) -> list
         workers=workers,
         servers=1,
         threads=1,  # a worker that only exchanges computes nothing
+        **settings,
     )
     all_running = min(report["ends"][-1] for report in reports)
     return [
@@ -60,18 +62,17 @@ def train(
     Args:
         model: "resnet18" or "digits".
         batch: of each worker.
-        settings: more options of `paceline run`.
+        settings: more options of `paceline run`, `link` among them.
 
     Returns:
         Seconds of steps, of all workers.
     """
     reports = _run(
         *(SCRIPTS / "train.py", model, batch, steps),
-        link="auto",
         mode=mode,
         workers=workers,
         servers=servers,
-        **settings,
+        **{"link": "auto", **settings},
     )
     return [seconds for report in reports for seconds in report["seconds"]]
 

@@ -71,9 +71,11 @@ class Echo:
 
 
 @contextmanager
-def running(handler: Echo, *, tcp: bool = True, patience_s: float = PATIENCE_S) -> Iterator[Hub]:
+def running(
+    handler: Echo, *, tcp: bool = True, patience_s: float = PATIENCE_S, secret: bytes = SECRET
+) -> Iterator[Hub]:
     """A hub that serves `handler` in a thread of its own until the end of the block."""
-    hub = Hub(handler, Listener(tcp=tcp), SECRET, patience_s=patience_s)
+    hub = Hub(handler, Listener(tcp=tcp), secret, patience_s=patience_s)
     handler.hub = hub
     going = True
     failures: list[BaseException] = []
@@ -104,9 +106,9 @@ def running(handler: Echo, *, tcp: bool = True, patience_s: float = PATIENCE_S) 
 
 
 @contextmanager
-def client(hub: Hub, *, rank: int = 0, link: str = "auto") -> Iterator[Connection]:
+def client(hub: Hub, *, rank: int = 0, link: str = "auto", secret: bytes = SECRET) -> Iterator[Connection]:
     """A worker that has said hello to a hub."""
-    connection = connect(hub.listener.address, SECRET, peer="server:0", link=link)
+    connection = connect(hub.listener.address, secret, peer="server:0", link=link)
     connection.sock.settimeout(PATIENCE_S)
     try:
         connection.send(Kind.HELLO, {"role": "worker", "rank": rank})

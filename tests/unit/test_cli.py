@@ -115,6 +115,7 @@ def test_run_every_option(invoke: Invoke, started: list[Job]) -> None:
         ("--mode 3", {"mode": "ssp:3"}),
         ("--clip_norm 1.5", {"clip_norm": 1.5}),
         ("--norm-bound 1000", {"norm_bound": 1000.0}),
+        ("--tls --link tcp", {"tls": True, "link": "tcp"}),
         ("--", {}),
     ],
 )
@@ -158,6 +159,8 @@ def test_no_hint_for_a_flag_that_both_got(invoke: Invoke, started: list[Job]) ->
         ("--staleness 3 --mode ssp:2 train.py", "Use --mode ssp:3, or leave --staleness out"),
         ("--mode asp --clip-norm 1 train.py", "got mode=asp"),
         ("--link udp train.py", "Valid: auto, shm, tcp"),
+        ("--tls --link shm train.py", "tls protects TCP links, and link=shm"),
+        ("--certs nowhere train.py", "certs 'nowhere' does not exist"),
         ("--optimizer Lamb train.py", "not of the form module:Class"),
         ("--deadline nan train.py", "deadline_s=nan"),
         ("python train.py", "leave it out, as in `paceline run train.py`"),
@@ -282,6 +285,7 @@ FACTS = ModelFacts(
             ["247 kB copied per worker and step", "about 23 steps", "every 50 updates and at"],
         ),
         ("--link tcp", ["TCP: 494 kB sent per worker and step", "247 kB of parameters"]),
+        ("--link tcp --tls", ["TCP under TLS 1.3 (certificates: made for the run): 494 kB sent"]),
         ("--compress topk", ["unix socket: 247 kB of gradients, compressed by topk:0.01"]),
         ("--overlap --link tcp", ["TCP: 494 kB sent per worker and step", "leave during"]),
         ("--mode asp --prefetch 3", ["unix socket: 494 kB sent", "awaited 3 steps later"]),
@@ -315,6 +319,35 @@ def test_plan_refuses_like_run(invoke: Invoke) -> None:
     result = invoke("plan", "--mode", "backup:2", "train.py")
     assert result.code == 2
     assert "backup:2" in result.err
+
+
+# certs
+
+
+def test_certs_make_what_run_takes(invoke: Invoke, started: list[Job], tmp_path: Path) -> None:
+    made = invoke("certs", "certs", "--run", "train", "--days", "2")
+    assert made.code == 0, made.err
+    assert made.out.splitlines() == [
+        "Wrote ca.pem, controller.pem, server.pem, worker.pem and their keys to certs, for run train; good "
+        "for 2 days.",
+        "Keep ca.key to yourself: who has it can join the run in any role.",
+    ]
+    assert invoke("run", "--certs", "certs", "--link", "tcp", "train.py").err == ""
+    assert (started[0].tls, started[0].certs) == (True, "certs")
+    refused = invoke("run", "--certs", "certs", "--link", "tcp", "digits.py")
+    assert refused.code == 2 and len(started) == 1
+    assert "the certificates in certs name run 'train', and this run is 'digits'" in refused.err
+
+
+def test_certs_refuse(invoke: Invoke, tmp_path: Path) -> None:
+    for words, said in (
+        (["--run", "a/b"], "run 'a/b' cannot stand in a certificate"),
+        (["--run", "train", "--role", "boss"], "--role 'boss': there is no such role"),
+        ([], "Missing option '--run'"),
+    ):
+        result = invoke("certs", "certs", *words)
+        assert result.code == 2 and said in " ".join(result.err.split())
+    assert not (tmp_path / "certs").exists()
 
 
 # runs, logs, resume, export
@@ -470,7 +503,7 @@ def test_version_and_unknown_commands(invoke: Invoke) -> None:
     assert "run" in result.err.replace("rum", "")
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "runs", "logs", "resume", "export"])
+@pytest.mark.parametrize("command", ["run", "plan", "runs", "logs", "resume", "export", "certs"])
 def test_help(invoke: Invoke, command: str) -> None:
     result = invoke(command, "--help")
     assert result.code == 0

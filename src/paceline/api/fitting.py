@@ -87,7 +87,7 @@ def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **setting
         run = find_run(resume)
         job = Job.from_json({**run.read_job().to_json(), **settings})
         found = latest_checkpoint(run).path
-        plan = make_plan(job)
+        plan = make_plan(job, run_id=run.id)
         run.record_resume(job, plan=plan, command=sys.argv)
     else:
         job = Job.from_json(settings)

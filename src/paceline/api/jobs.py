@@ -49,7 +49,7 @@ def resume_run(
     job = dataclasses.replace(run.read_job(), **overrides)
     if job.script is None:
         raise UsageError(f"run {run.id} was started by paceline.fit(); call fit(…, resume={run.id!r}).")
-    plan = make_plan(job)
+    plan = make_plan(job, run_id=run.id)
     found = latest_checkpoint(run, progress)
     before = run.read_status()
     run.record_resume(job, plan=plan, command=command)

@@ -6,6 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline import __version__
+from paceline.cli.certs import certs
 from paceline.cli.compare import compare
 from paceline.cli.export import export
 from paceline.cli.logs import logs
@@ -65,6 +66,7 @@ app.command(context_settings=SPELLING)(logs)
 app.command(context_settings=SPELLING)(resume)
 app.command(context_settings=SPELLING)(switch)
 app.command(context_settings=SPELLING)(scale)
+app.command(context_settings=SPELLING)(certs)
 app.command(context_settings=SPELLING)(export)
 app.command(context_settings=SPELLING)(top)
 app.command(context_settings=SPELLING)(report)

@@ -14,6 +14,7 @@ from paceline.plan import Job
 
 __all__ = [
     "ARGS",
+    "CERTS",
     "CHECKPOINT_EVERY",
     "CLIP_NORM",
     "COMPRESS",
@@ -43,6 +44,7 @@ __all__ = [
     "SPANS",
     "STALENESS",
     "THREADS",
+    "TLS",
     "WORKERS",
     "command_line",
     "complain",
@@ -96,6 +98,19 @@ LINK = typer.Option(
     "--link",
     metavar="auto|shm|tcp",
     help="How gradients and parameters travel.",
+    rich_help_panel=_PROCESSES,
+)
+TLS = typer.Option(
+    "--tls",
+    help="Encrypt TCP links; both sides show a certificate of this run, made for it. See [b]certs[/b].",
+    show_default=False,
+    rich_help_panel=_PROCESSES,
+)
+CERTS = typer.Option(
+    "--certs",
+    metavar="DIR",
+    help="The same with certificates made beforehand by [b]paceline certs[/b] DIR.",
+    show_default=False,
     rich_help_panel=_PROCESSES,
 )
 COMPRESS = typer.Option(

@@ -24,6 +24,8 @@ def plan(
     groups: Annotated[int | None, options.GROUPS] = None,
     threads: Annotated[int | None, options.THREADS] = None,
     link: Annotated[str, options.LINK] = Job.link,
+    tls: Annotated[bool, options.TLS] = False,
+    certs: Annotated[str | None, options.CERTS] = None,
     mode: Annotated[str, options.MODE] = Job.mode,
     staleness: Annotated[int | None, options.STALENESS] = None,
     period: Annotated[int | None, options.PERIOD] = None,
@@ -171,6 +173,9 @@ def _exchange(plan: Plan, facts: ModelFacts) -> str:
     if plan.shares_memory:
         return f"shared memory: {size} copied per worker and step (parameters; gradients in place)"
     carrier = "TCP" if plan.job.link == "tcp" or not plan.one_host else "unix socket"
+    if carrier == "TCP" and plan.job.tls:
+        whose = f"those in {plan.job.certs}" if plan.job.certs else "made for the run"
+        carrier = f"TCP under TLS 1.3 (certificates: {whose})"
     job, transfer = plan.job, plan.job.transfer
     if transfer.compresses:
         replies = "compressed too" if transfer.compress_replies else f"{size}"

@@ -20,6 +20,8 @@ def resume(
     groups: Annotated[int | None, options.GROUPS] = None,
     threads: Annotated[int | None, options.THREADS] = None,
     link: Annotated[str | None, options.LINK] = None,
+    tls: Annotated[bool | None, options.TLS] = None,
+    certs: Annotated[str | None, options.CERTS] = None,
     mode: Annotated[str | None, options.MODE] = None,
     staleness: Annotated[int | None, options.STALENESS] = None,
     compress: Annotated[str | None, options.COMPRESS] = None,

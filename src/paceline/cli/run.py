@@ -19,6 +19,8 @@ def run(
     groups: Annotated[int | None, options.GROUPS] = None,
     threads: Annotated[int | None, options.THREADS] = None,
     link: Annotated[str, options.LINK] = Job.link,
+    tls: Annotated[bool, options.TLS] = False,
+    certs: Annotated[str | None, options.CERTS] = None,
     mode: Annotated[str, options.MODE] = Job.mode,
     staleness: Annotated[int | None, options.STALENESS] = None,
     period: Annotated[int | None, options.PERIOD] = None,

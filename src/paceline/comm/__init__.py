@@ -2,6 +2,8 @@
 
 * `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a payload. Pure.
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
+* `tls.py`        TLS under a TCP link, and which role's certificate the other side must have.
+* `certificates.py` makes and reads a run's certificates.
 * `connection.py` Connection: frames over one authenticated socket; connect() and Listener.
 * `clocks.py`     one clock for all roles, on whichever host.
 * `hub.py`        Hub: one thread that serves many connections.
@@ -20,16 +22,19 @@ from paceline.comm.frames import Kind
 from paceline.comm.handshake import new_secret
 from paceline.comm.hub import Hub
 from paceline.comm.memory import Access, Region
+from paceline.comm.tls import Certificate, Secret
 
 __all__ = [
     "Access",
     "Address",
+    "Certificate",
     "Connection",
     "Frame",
     "Hub",
     "Kind",
     "Listener",
     "Region",
+    "Secret",
     "connect",
     "new_secret",
 ]

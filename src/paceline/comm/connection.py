@@ -15,6 +15,7 @@ from typing import Any
 from paceline.comm import frames, handshake
 from paceline.comm.frames import Kind, field
 from paceline.comm.impairment import LinkConditions, impaired
+from paceline.comm.tls import Secret, SecureSocket, Stream, secure
 from paceline.exceptions import AuthError, FrameError, LinkError
 
 __all__ = ["Address", "Connection", "Frame", "Listener", "connect", "spin_for"]
@@ -97,8 +98,8 @@ class Connection:
     knows that all it had sent has come.
     """
 
-    def __init__(self, sock: socket.socket, keys: handshake.Keys) -> None:
-        self.sock = sock
+    def __init__(self, sock: Stream, keys: handshake.Keys) -> None:
+        self.sock: Stream = sock
         self.peer = "unknown"
         """Role name of the other side, known after its HELLO."""
         self.local = sock.family == getattr(socket, "AF_UNIX", None)
@@ -119,7 +120,7 @@ class Connection:
         self._unread = 0
 
     def fileno(self) -> int:
-        """For selectors."""
+        """For selectors; see `waiting`."""
         return self.sock.fileno()
 
     # --- links that outlive their socket ----------------------------------------------------------
@@ -181,7 +182,19 @@ class Connection:
             return True
         look = select.poll()
         look.register(self.sock, select.POLLIN)
-        return bool(look.poll(seconds * 1000))
+        return self.waiting or bool(look.poll(seconds * 1000))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is here although the socket may not look readable: TLS reads ahead."""
+        return isinstance(self.sock, SecureSocket) and self.sock.waiting
+
+    def check_role(self, role: str) -> None:
+        """AuthError if the other side's certificate is not one of this role; without TLS it has none."""
+        if isinstance(self.sock, SecureSocket) and self.sock.named.role != role:
+            raise AuthError(
+                f"the other side says that it is a {role}, and its certificate is a {self.sock.named.role}'s"
+            )
 
     def send(
         self,
@@ -210,6 +223,7 @@ class Connection:
                 head = head[:-1] + bytes([head[-1] ^ 1])
         try:
             if descriptors:
+                assert isinstance(self.sock, socket.socket), "descriptors go by unix sockets only"
                 rights = array.array("i", descriptors)
                 sent = self.sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                 self.sock.sendall(memoryview(head)[sent:])
@@ -284,7 +298,7 @@ class Connection:
         look = select.poll()
         look.register(self.sock, select.POLLIN)
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end and not look.poll(0):
+        while time.perf_counter() < end and not self.waiting and not look.poll(0):
             pass
 
     def receive(self) -> Frame:
@@ -360,6 +374,7 @@ class Connection:
             head = bytearray(want)
             self._fill(memoryview(head), at_boundary=True)
             return bytes(head)
+        assert isinstance(self.sock, socket.socket)
         room = socket.CMSG_LEN(_MAX_DESCRIPTORS * 4)
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(want, room, socket.MSG_CMSG_CLOEXEC)
@@ -400,7 +415,7 @@ class Connection:
             done += count
 
 
-def _is_loopback(sock: socket.socket) -> bool:
+def _is_loopback(sock: Stream) -> bool:
     try:
         peer = sock.getpeername()
     except OSError:
@@ -450,14 +465,21 @@ class Listener:
 def accept(sock: socket.socket, secret: bytes) -> Connection:
     """Authenticate a connection just accepted by a Listener's socket. Blocking, bounded in time.
 
+    Args:
+        secret: a `Secret` with a certificate has who comes by TCP show one, too.
+
     Raises:
         AuthError: the other side is a stranger; the socket is closed.
     """
+    stream: Stream = sock
+    certificate = Secret.certificate_of(secret)
     try:
         if sock.family == getattr(socket, "AF_UNIX", None):
             _check_same_user(sock)
-        connection = Connection(sock, handshake.accept(sock, secret, within_s=HANDSHAKE_S))
-        _tune(sock)
+        elif certificate is not None:
+            stream = secure(sock, certificate, listening=True, within_s=HANDSHAKE_S)
+        connection = Connection(stream, handshake.accept(stream, secret, within_s=HANDSHAKE_S))
+        _tune(stream)
         return connection
     except AuthError:
         sock.close()
@@ -478,7 +500,8 @@ def connect(
     """Connect to a Listener and authenticate both ways.
 
     Args:
-        peer: role name of the other side, for messages.
+        secret: a `Secret` with a certificate has both sides of a TCP link show theirs.
+        peer: role name of the other side, for messages; with TLS its certificate must be of that role.
         link: "auto" meets on the unix name if it can and uses TCP otherwise; "tcp" and "shm" force
             one.
         conditions: of a worse link to emulate (`paceline.testing.slow_links`), which is a TCP link.
@@ -497,12 +520,22 @@ def connect(
                     f"cannot meet {peer} on this host for shared memory ({error}); use --link auto"
                 ) from error
     try:
+        certificate = None
         if sock is None:
             sock = socket.create_connection((address.host, address.port), timeout=HANDSHAKE_S)
-        connection = Connection(sock, handshake.initiate(sock, secret, within_s=HANDSHAKE_S))
-        _tune(sock)
+            certificate = Secret.certificate_of(secret)
+        stream: Stream = sock
+        if certificate is not None:
+            stream = secure(sock, certificate, listening=False, within_s=HANDSHAKE_S)
+            _check_listener(stream, peer, address.host)
+        connection = Connection(stream, handshake.initiate(stream, secret, within_s=HANDSHAKE_S))
+        _tune(stream)
         if conditions is not None:
-            connection.sock = impaired(sock, conditions)
+            worse = impaired(sock, conditions)
+            if isinstance(stream, SecureSocket):
+                stream.replace(worse)
+            else:
+                connection.sock = worse
     except OSError as error:
         if sock is not None:
             sock.close()
@@ -537,7 +570,18 @@ def _connect_on_host(name: str | None) -> socket.socket:
         raise
 
 
-def _tune(sock: socket.socket) -> None:
+def _check_listener(stream: SecureSocket, peer: str, host: str) -> None:
+    """Who listens there must have the certificate of the role that is expected, good for that host."""
+    named, role = stream.named, peer.partition(":")[0]
+    if named.role != role:
+        raise AuthError(
+            f"who listens there has a {named.role}'s certificate: it is no {role}, or an impostor"
+        )
+    if named.hosts and host not in named.hosts:
+        raise AuthError(f"its certificate is good for {', '.join(named.hosts)}, and it was reached at {host}")
+
+
+def _tune(sock: Stream) -> None:
     sock.settimeout(None)
     if sock.family != getattr(socket, "AF_UNIX", None):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

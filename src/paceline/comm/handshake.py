@@ -1,4 +1,4 @@
-"""Both sides prove that they know the run's secret before anything else is read.
+"""Both sides prove that they know the run's secret before anything else is read; with TLS, inside it.
 
     connecting side → "PACELINE" version nonce(32)
     listening side  → nonce(32) proof(32)        proof = HMAC(secret, "listen" both nonces)
@@ -12,10 +12,10 @@ has one deadline, so that a stranger who sends a byte now and then gains nothing
 import hashlib
 import hmac
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 
+from paceline.comm.tls import Stream
 from paceline.exceptions import AuthError
 
 __all__ = ["Keys", "accept", "initiate", "new_secret", "receive_exactly"]
@@ -37,7 +37,7 @@ def new_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def initiate(sock: socket.socket, secret: bytes, *, within_s: float) -> Keys:
+def initiate(sock: Stream, secret: bytes, *, within_s: float) -> Keys:
     """Authenticate as the connecting side. Raises AuthError."""
     deadline = time.monotonic() + within_s
     sock.settimeout(within_s)
@@ -56,7 +56,7 @@ def initiate(sock: socket.socket, secret: bytes, *, within_s: float) -> Keys:
     )
 
 
-def accept(sock: socket.socket, secret: bytes, *, within_s: float) -> Keys:
+def accept(sock: Stream, secret: bytes, *, within_s: float) -> Keys:
     """Authenticate as the listening side. Raises AuthError; says nothing to a stranger."""
     deadline = time.monotonic() + within_s
     sock.settimeout(within_s)
@@ -75,7 +75,7 @@ def accept(sock: socket.socket, secret: bytes, *, within_s: float) -> Keys:
     )
 
 
-def receive_exactly(sock: socket.socket, count: int, when: str, deadline: float) -> bytes:
+def receive_exactly(sock: Stream, count: int, when: str, deadline: float) -> bytes:
     """`count` bytes before the deadline, or AuthError saying when the other side stopped."""
     data = b""
     while len(data) < count:

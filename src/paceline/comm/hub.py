@@ -17,13 +17,17 @@ from typing import Any, Protocol
 from paceline.comm.clocks import answer_clock
 from paceline.comm.connection import Connection, Frame, Listener, accept
 from paceline.comm.frames import Kind, field
-from paceline.exceptions import FrameError, LinkError, PacelineError
+from paceline.comm.tls import Secret, SecureSocket
+from paceline.exceptions import AuthError, FrameError, LinkError, PacelineError
 
 __all__ = ["Hub", "HubHandler"]
 
 _MAX_NEWCOMERS = 64
 """Connections of one kind that may be authenticating at once; more are closed at once. Strangers come by
 TCP, so they cannot keep out who is on this host."""
+
+
+_EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class HubHandler(Protocol):
@@ -48,11 +52,20 @@ class Hub:
     Args:
         patience_s: a peer may pause this long in the middle of a frame, or not read what we send.
         clock_ns: from this host's monotonic clock to the run's time, for newcomers who ask.
+
+    Raises:
+        LinkError: the listener is open to every network, and the run has no TLS.
     """
 
     def __init__(
         self, handler: HubHandler, listener: Listener, secret: bytes, *, patience_s: float, clock_ns: int = 0
     ) -> None:
+        if listener.address.host in _EVERYWHERE and Secret.certificate_of(secret) is None:
+            listener.close()
+            raise LinkError(
+                f"listening on {listener.address.host} is listening on every network of this host, which "
+                "needs --tls; or name the one interface to listen on"
+            )
         self.listener = listener
         self.handler = handler
         """Another one may take its place."""
@@ -67,6 +80,8 @@ class Hub:
         # One wake-up in the pipe is enough: `post` must not block when it is full.
         self._waker.setblocking(False)
         self._served: set[Connection] = set()
+        self._secure: set[Connection] = set()
+        """Those of them that read ahead."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakened, selectors.EVENT_READ)
         for sock in listener.sockets:
@@ -74,7 +89,7 @@ class Hub:
 
     def poll(self, timeout_s: float) -> None:
         """Wait for something to happen, at most this long, and serve it."""
-        ready = self._look() or self._selector.select(timeout_s)
+        ready = self._waiting() or self._look() or self._selector.select(timeout_s)
         self._busy = bool(ready)
         for key, _ in ready:
             if isinstance(key.fileobj, Connection):
@@ -89,6 +104,15 @@ class Hub:
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._accept(key.fileobj)
+
+    def _waiting(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Connections with something to read that the selector does not see, and whatever it sees."""
+        if not (found := [each for each in self._secure if each.waiting]):
+            return []
+        ready = self._selector.select(0)
+        seen = {key.fileobj for key, _ in ready}
+        keys = (self._selector.get_key(each) for each in found if each not in seen)
+        return [*ready, *((key, selectors.EVENT_READ) for key in keys)]
 
     def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Right after serving something, look for more without sleeping, for `spin_s`."""
@@ -109,10 +133,13 @@ class Hub:
         connection.sock.settimeout(self._patience_s)
         self._selector.register(connection, selectors.EVENT_READ)
         self._served.add(connection)
+        if isinstance(connection.sock, SecureSocket):
+            self._secure.add(connection)
 
     def release(self, connection: Connection) -> None:
         """Stop reading a connection; it stays open."""
         self._served.discard(connection)
+        self._secure.discard(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
 
@@ -172,10 +199,13 @@ class Hub:
             if hello.kind is not Kind.HELLO:
                 raise FrameError(f"{hello.kind.name} instead of HELLO")
             role, rank = field(hello.body, "role", str), field(hello.body, "rank", int)
+            connection.check_role(role)
             connection.peer = f"{role}:{rank}"
         except (LinkError, TimeoutError) as error:
             reason = str(error)
             if connection is not None:
+                if isinstance(error, AuthError):  # it knows the secret: it may know why
+                    refuse(connection, error)
                 connection.close()
             self.post(lambda: self._turn_away(family, reason))
         else:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.comm import Connection, Frame, Hub, Kind, Listener, new_secret
+from paceline.comm import Connection, Frame, Hub, Kind, Listener, Secret, new_secret
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.control.machine import (
@@ -46,7 +46,7 @@ from paceline.observe.resources import Sampler
 from paceline.observe.spans import unix_clock_ns
 from paceline.observe.tables import to_parquet
 from paceline.observe.watch import Watch
-from paceline.plan import Plan
+from paceline.plan import Plan, certificates_of
 from paceline.storage.checkpoint import latest, load
 
 __all__ = ["Controller"]
@@ -61,6 +61,7 @@ _LEAST_SILENCE_S = 2.0
 _LAST_RESORT_S = 10.0
 """A worker waits so much longer for the lead than anybody whom the lead might name or have replaced."""
 _LOOK_S = 0.2
+_MAX_STRANGERS = 1_000
 _GUARD = "guard"
 """Names the guard's own request to switch."""
 
@@ -94,9 +95,9 @@ class Controller:
         self._resume = resume
         self._watch = watch
         self._secret = new_secret()
-        self._hub = Hub(
-            self, Listener(tcp=False), self._secret, patience_s=job.deadline_s, clock_ns=self._clock_ns
-        )
+        self._certificates = certificates_of(plan, run.id)
+        secret = Secret(self._secret, self._certificates.get("controller"))
+        self._hub = Hub(self, Listener(tcp=False), secret, patience_s=job.deadline_s, clock_ns=self._clock_ns)
         self._machine = RunMachine(
             servers=len(plan.servers),
             workers=job.workers,
@@ -112,6 +113,7 @@ class Controller:
         self._addresses: dict[int, dict[str, Any]] = {}
         self._announced = False
         self._led_by = 0
+        self._strangers = 0
         self._cause_due: float | None = None
         self._save_due: float | None = None
         self._version_before = 0
@@ -290,6 +292,7 @@ class Controller:
             self.status.workers.setdefault(rank, WorkerStatus(rank=rank))
             self.status.workers[rank].restarts = self._machine.restarts[rank]
             self.status.workers[rank].state = "starting"
+        shown = self._certificates.get(role)
         return RoleSpec(
             role=role,
             rank=rank,
@@ -297,6 +300,7 @@ class Controller:
             log=str(self.run_dir.log_path(role, rank)),
             secret=self._secret.hex(),
             controller=self._hub.listener.address.to_json(),
+            certificate=None if shown is None else shown.to_json(),
             config=config,
         )
 
@@ -473,8 +477,10 @@ class Controller:
             del self._links[connection.peer]
 
     def on_stranger(self, reason: str) -> None:
-        """Somebody who does not know the secret."""
-        self._record({"kind": "stranger", "reason": reason})
+        """Somebody who does not know the secret, or has no certificate. The first thousand are recorded."""
+        self._strangers += 1
+        if self._strangers <= _MAX_STRANGERS:
+            self._record({"kind": "stranger", "reason": reason})
 
     def _on_stats(self, role: str, rank: int, body: dict[str, Any]) -> None:
         status = self.status
@@ -512,6 +518,9 @@ class Controller:
             self._do(
                 self._machine.hung("worker", int(body["replace"]), body["incarnation"], str(body["reason"]))
             )
+            return
+        if "stranger" in body:
+            self.on_stranger(f"{role}:{rank}: {body['stranger']}")
             return
         if "note" in body:
             self._note(str(body["note"]))

@@ -8,8 +8,8 @@ __all__ = ["Engine", "Exit", "RoleSpec"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoleSpec:
-    """What a process is to be. Plain JSON, so that any engine can carry it. Holds the run's secret:
-    it travels over private descriptors, never on a command line."""
+    """What a process is to be. Plain JSON, so that any engine can carry it. Holds the run's secret
+    and the role's key: it travels over private descriptors, never on a command line."""
 
     role: str
     rank: int
@@ -19,6 +19,8 @@ class RoleSpec:
     """Hex."""
     controller: dict[str, Any]
     """Address of the controller."""
+    certificate: dict[str, Any] | None = None
+    """With TLS, the role's certificate and key."""
     config: dict[str, Any] = field(default_factory=dict)
     """Arguments of ServerConfig or WorkerConfig."""
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from paceline.comm import Address, Kind, connect
+from paceline.comm import Address, Certificate, Kind, Secret, connect
 from paceline.comm.clocks import ask_clock
 from paceline.exceptions import LinkError
 from paceline.ps import ServerConfig, serve
@@ -33,7 +33,8 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True
     )
-    secret = bytes.fromhex(spec["secret"])
+    shown = spec.get("certificate")
+    secret = Secret(bytes.fromhex(spec["secret"]), None if shown is None else Certificate.from_json(shown))
     try:
         controller = connect(Address.from_json(spec["controller"]), secret, peer="controller")
         if not controller.local:

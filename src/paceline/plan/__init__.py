@@ -3,11 +3,13 @@
 * `job.py`   Job: a program, its resources and a mode; checks each setting by itself.
 * `plan.py`  make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
              ModelFacts: what `paceline plan` learns from the script's model.
+* `security.py`  TLS: refuses what cannot be had; makes or reads the run's certificates.
 
 Importing this package does not import torch: `paceline plan` refuses a wrong job at once.
 """
 
 from paceline.plan.job import Job
 from paceline.plan.plan import ModelFacts, Plan, RolePlan, make_plan
+from paceline.plan.security import certificates_of
 
-__all__ = ["Job", "ModelFacts", "Plan", "RolePlan", "make_plan"]
+__all__ = ["Job", "ModelFacts", "Plan", "RolePlan", "certificates_of", "make_plan"]

@@ -65,6 +65,13 @@ class Job:
     """How gradients and parameters travel: `shm` (shared memory), `tcp`, or `auto`, which is shared
     memory on one host and TCP otherwise."""
 
+    tls: bool = False
+    """Encrypt TCP links between roles, and have both sides show a certificate of this run and of their role
+    (TLS 1.3). Roles on one host meet on unix sockets, which need none; `link=tcp` makes them use TCP."""
+
+    certs: str | None = None
+    """Directory of certificates made by `paceline certs`; implies `tls`. None makes new ones for the run."""
+
     compress: str = "none"
     """How gradients are written for the way to the servers: `fp16`, `bf16`, `terngrad`, `qsgd:B`, `signsgd`,
     `topk:P`, `dgc:P`, `sbc:P` or `powersgd:R`. For slow networks; on one host it only costs time."""
@@ -125,6 +132,7 @@ class Job:
         object.__setattr__(self, "schedule", _strings("schedule", self.schedule))
         _check_text("script", self.script)
         _check_text("run_dir", self.run_dir)
+        _check_text("certs", self.certs)
         _check_count("workers", self.workers, 1, "a run needs somebody to compute gradients")
         _check_count("servers", self.servers, 1, "a run needs somebody to hold the parameters")
         _check_count("replicas", self.replicas, 0, "0 keeps no copies")
@@ -160,9 +168,10 @@ class Job:
         if not isinstance(self.guard, bool):
             raise UsageError(f"guard={self.guard!r} is neither True nor False")
         object.__setattr__(self, "compress", str(parse_compression(self.compress)))
-        for name in ("compress_replies", "overlap", "spans"):
+        for name in ("tls", "compress_replies", "overlap", "spans"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}={getattr(self, name)!r} is neither True nor False")
+        object.__setattr__(self, "tls", self.tls or self.certs is not None)
         _check_count("prefetch", self.prefetch, 0, "0 waits for every reply")
         _ = self.transfer
         if self.link not in LINKS:

@@ -11,6 +11,7 @@ from paceline.comm.protection import BLOCKS, protection
 from paceline.exceptions import PlanError, UsageError
 from paceline.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.plan.job import Job
+from paceline.plan.security import check_tls
 
 __all__ = ["ModelFacts", "Plan", "RolePlan", "make_plan"]
 
@@ -103,10 +104,13 @@ class ModelFacts:
         return -(-self.samples // (self.batch_size * workers))
 
 
-def make_plan(job: Job) -> Plan:
+def make_plan(job: Job, *, run_id: str | None = None) -> Plan:
     """The plan for a job on this machine.
 
-    Reads the file system (is the script there?) and the number of cores; starts nothing.
+    Reads the file system (is the script there? its certificates?) and the number of cores; starts nothing.
+
+    Args:
+        run_id: of the run that goes on; None for a new one.
 
     Raises:
         UsageError: settings that contradict each other.
@@ -152,6 +156,7 @@ def make_plan(job: Job) -> Plan:
         _check_replicas(job, schedule.modes)
     if job.script is not None:
         _check_script(job.script)
+    tls_warnings = check_tls(job, mode, run_id)
     groups = _groups(job, mode)
     cores = _cores()
     # The workers wait while the servers update, and the other way round: both may have every core.
@@ -164,7 +169,7 @@ def make_plan(job: Job) -> Plan:
         roles=(*servers, *workers),
         mode=mode,
         groups=groups,
-        warnings=_warnings(job, mode, cores),
+        warnings=(*_warnings(job, mode, cores), *tls_warnings),
     )
 
 

@@ -8,7 +8,6 @@ carries payloads itself has a thread that moves its bytes while the main thread 
 import collections
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.protection import protection
+from paceline.comm.tls import Stream
 from paceline.comm.transfer import Transfer
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import (
@@ -245,6 +245,8 @@ class Server:
     def on_stranger(self, reason: str) -> None:
         """A port scan, or a role of another run."""
         log.warning("refused a connection: %s", reason)
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, {"stranger": reason})
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
@@ -562,7 +564,7 @@ class Server:
             received = frame
             self._hub.post(lambda: self._hub.handle(peer.connection, received))
 
-    def _link_ended(self, peer: InlinePeer, ended: socket.socket, reason: str) -> None:
+    def _link_ended(self, peer: InlinePeer, ended: Stream, reason: str) -> None:
         """Its thread has given up on this socket; it may have got another one since."""
         if peer.connection.sock is ended and self._peers.get(peer.worker) is peer:
             log.info("%s: %s", peer.name, reason)

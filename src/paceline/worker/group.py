@@ -141,6 +141,7 @@ class GroupLinks:
                     connection = accept(sock.accept()[0], self._secret)
                     connection.sock.settimeout(self.deadline_s)
                     rank = connection.receive().body.get("rank")
+                    connection.check_role("worker")
                     if rank in missing:
                         connection.peer = f"worker:{rank}"
                         found[rank] = connection
