@@ -3,6 +3,7 @@
 * `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a payload. Pure.
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
 * `connection.py` Connection: frames over one authenticated socket; connect() and Listener.
+* `lasting.py`    LastingLink: a role's link to the controller, which may die and be replaced.
 * `clocks.py`     one clock for all roles, on whichever host.
 * `hub.py`        Hub: one thread that serves many connections.
 * `memory.py`     Region: shared memory without a name, handed over as a file descriptor.

@@ -10,6 +10,8 @@
 | `nan`, `huge` | the gradient is NaN, or 10⁴ times what it was (workers) |
 | `flip`, `cut` | a bit of the next frame to the lead is flipped, or the link ends within it (workers) |
 
+`kill controller@100` kills the controller of a `paceline run`, once it has heard of that many updates.
+
 A fault hits the first process in its place, not the one that replaces it. The same text is the same faults.
 """
 
@@ -30,7 +32,7 @@ FAULTS = "PACELINE_FAULTS"
 KINDS = ("kill", "stop", "slow", "nan", "huge", "flip", "cut")
 _OF_WORKERS = ("nan", "huge", "flip", "cut")
 _SECONDS = {"ms": 1e-3, "s": 1.0}
-_FORM = re.compile(r"(\w+)\s+(worker|server):(\d+)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?")
+_FORM = re.compile(r"(\w+)\s+(worker|server|controller)(?::(\d+))?@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?")
 _EXAMPLE = "kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms"
 
 
@@ -51,6 +53,8 @@ class Fault:
             raise UsageError(f"a fault {self.kind!r}: there is no such kind. Valid: {', '.join(KINDS)}")
         if self.kind in _OF_WORKERS and self.role != "worker":
             raise UsageError(f"a fault {self.kind!r} is a worker's, got {self.role}:{self.rank}")
+        if self.role == "controller" and self.kind != "kill":
+            raise UsageError(f"a fault {self.kind!r} cannot be the controller's: it can only be killed")
         if not 1 <= self.first <= self.last:
             raise UsageError(f"a fault at steps {self.first}-{self.last}: they are counted from 1, upwards")
         if self.kind == "slow" and not self.seconds:
@@ -59,7 +63,8 @@ class Fault:
     def __str__(self) -> str:
         steps = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
         seconds = f":{self.seconds:g}s" if self.seconds else ""
-        return f"{self.kind} {self.role}:{self.rank}@{steps}{seconds}"
+        who = self.role if self.role == "controller" else f"{self.role}:{self.rank}"
+        return f"{self.kind} {who}@{steps}{seconds}"
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,12 @@ class Faults:
             if match is None:
                 raise UsageError(f"{FAULTS}: {item!r:.80} is not a fault. As in {_EXAMPLE}")
             kind, role, rank, first, last, number, unit = match.groups()
+            if (rank is None) is not (role == "controller"):
+                raise UsageError(
+                    f"{FAULTS}: {item!r:.80}: workers and servers have a rank, the controller none"
+                )
             seconds = float(number) * _SECONDS[unit] if number else 0.0
-            found.append(Fault(kind, role, int(rank), int(first), int(last or first), seconds))
+            found.append(Fault(kind, role, int(rank or 0), int(first), int(last or first), seconds))
         return cls(tuple(found))
 
     @classmethod
@@ -108,6 +117,11 @@ class Faults:
                 else:
                     rest.append(fault.kind)
         return rest
+
+    def reached(self, update: int) -> None:
+        """As `at`, for the controller: it hears of updates now and then, not of each."""
+        if any(fault.first <= update for fault in self.all):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stop(seconds: float) -> None:

@@ -75,6 +75,7 @@ class Kind(IntEnum):
     MEET = 26  # worker ↔ worker: members of a group tell each other what they do
     LEAVE = 28  # controller → lead: let these workers go
     CLOCK = 27  # role → controller: what time is it? and the answer
+    HEARD = 40  # controller → role: your last words are kept, you may end
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
+from paceline.comm.lasting import LastingLink
 from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import CheckpointError, DeadlineError, FrameError, LinkError, PlanError
 from paceline.modes import parse_mode, parse_schedule
@@ -42,7 +43,7 @@ _HURRY_S = 0.8
 class LeadServer(Server):
     """See the module."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
+    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         super().__init__(config, secret, controller)
         schedule = parse_schedule(self.mode, config.schedule)
         self._lead = Lead(self.mode, clip_norm=config.clip_norm, schedule=schedule, groups=config.groups)
@@ -145,6 +146,11 @@ class LeadServer(Server):
             self._leaving.add(field(frame.body, "worker", int))
         elif frame.kind is Kind.STOP:
             self._running = False
+
+    def _controller_back(self, fresh: Connection) -> None:
+        super()._controller_back(fresh)
+        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": None}
+        self._controller.send(Kind.STATS, body)
 
     def _switch(self, text: str, request: str) -> None:
         """The controller wants another mode, and has seen that the run can carry it."""
@@ -742,7 +748,7 @@ class LeadServer(Server):
         return waits_for - {worker}
 
 
-def serve(config: ServerConfig, secret: bytes, controller: Connection) -> None:
+def serve(config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
     """Be a server in this process until the controller stops it."""
     if config.import_from is not None:
         sys.path.insert(0, config.import_from)

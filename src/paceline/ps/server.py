@@ -25,6 +25,7 @@ from paceline.comm.connection import spin_for
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.lasting import LastingLink
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import (
     CheckpointError,
@@ -105,7 +106,7 @@ class _Pushed:
 class Server:
     """Holds a shard and executes the run's order on it. `run` returns when the run is over."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
+    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         self.config = config
         self.name = f"server:{config.rank}"
         self.mode = parse_mode(config.mode)
@@ -146,8 +147,8 @@ class Server:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        self._hub.add(self._controller)
-        self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+        self._controller.watch(lambda fresh: self._hub.post(lambda: self._controller_back(fresh)))
+        self._meet_controller()
         try:
             while self._running:
                 self._hub.poll(TICK_S)
@@ -155,6 +156,18 @@ class Server:
         finally:
             self._close()
             self.spans.close()
+
+    def _meet_controller(self) -> None:
+        """Listen to the controller, and say where workers find this server. It may be another one later."""
+        self._hub.add(self._controller)
+        self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+
+    def _controller_back(self, fresh: Connection) -> None:
+        if self._running:
+            self._controller.renew(fresh)
+            self._meet_controller()
+        else:
+            fresh.close()
 
     def _tick(self, now: float) -> None:
         """Called after every turn of the loop."""
@@ -209,7 +222,10 @@ class Server:
     def on_end(self, connection: Connection, reason: str) -> None:
         """A connection is over: a worker's means it left."""
         if connection is self._controller:
-            self._running = False
+            if self._controller.lasting and self._running:
+                self._controller.lost()
+            else:
+                self._running = False
         elif connection is self._lead_link:
             if self._running:
                 self._fail(LinkError(f"{self.name} lost {connection.peer}: {reason}"))
@@ -220,7 +236,7 @@ class Server:
                     self._worker_left(peer, finished=False)
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.START:
+        if frame.kind is Kind.START and self._lead_link is None:  # the next controller says it again
             address = Address.from_json(field(frame.body, "lead", dict))
             link = connect(address, self._secret, peer="server:0")
             link.send(Kind.HELLO, {"role": "server", "rank": self.config.rank})
