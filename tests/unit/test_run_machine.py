@@ -1,5 +1,6 @@
 """The life of a run, event by event: control/machine.py without a process or a clock."""
 
+import json
 import random
 import signal
 
@@ -330,6 +331,75 @@ def _check_random_life(rng: random.Random) -> None:
     assert announced <= 1
     assert ends == machine.state.over
     assert (machine.error is not None) == (machine.state is RunState.FAILED)
+
+
+def test_a_machine_restored_from_a_snapshot_decides_as_the_one_it_is_of():
+    """Also from JSON, and at any moment of any life."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        settings = {"servers": rng.randint(1, 3), "workers": rng.randint(1, 4), "max_restarts": 3}
+        machine, other = RunMachine(**settings), RunMachine(**settings)
+        for step in range(40):
+            kind = rng.choice(["ready", "killed", "exited", "finished", "lost", "server", "scale", "rest"])
+            rank, server = rng.choice(list(machine.incarnations)), rng.randrange(settings["servers"])
+            if step == 0:
+                kind = "begin"
+            elif rng.random() < 0.2:
+                other = RunMachine(**settings)
+                other.restore(json.loads(json.dumps(machine.snapshot())))
+            said = [_happen(each, kind, rank, server, random.Random(step)) for each in (machine, other)]
+            assert said[0] == said[1]
+            assert machine.snapshot() == other.snapshot()
+
+
+def _happen(machine: RunMachine, kind: str, rank: int, server: int, rng: random.Random) -> list:
+    match kind:
+        case "begin":
+            return machine.begin()
+        case "ready":
+            return machine.server_ready(server)
+        case "killed":
+            return killed(machine, rank)
+        case "exited":
+            return machine.exited("worker", rank, machine.incarnations[rank], 1, None)
+        case "finished":
+            return machine.worker_finished(rank)
+        case "lost":
+            return machine.failed(f"worker:{rank}", "lost", "", secondary=True)
+        case "server":
+            return machine.exited("server", server, machine.server_incarnation, None, signal.SIGKILL)
+        case "scale":
+            return machine.scale(rng.randint(1, 5)) if machine.state is RunState.RUNNING else []
+    return rng.choice(
+        [machine.patience_over, machine.stop_requested, lambda: machine.saved(None), machine.taken_over]
+    )()
+
+
+def test_who_takes_over_wants_those_who_compute_and_hears_the_servers_again():
+    machine = started(workers=3)
+    killed(machine, 1)
+    machine.worker_finished(2)
+    other = RunMachine(servers=1, workers=3, max_restarts=3)
+    other.restore(machine.snapshot())
+    assert other.taken_over() == []
+    assert other.wanted == [Launch("server", 0, 0), Launch("worker", 0, 0), Launch("worker", 1, 1)]
+    assert other.server_ready(0) == [Announce()]
+    assert other.state is RunState.RUNNING
+
+
+def test_who_takes_over_waits_again_for_a_cause_that_has_not_shown_up():
+    machine = started()
+    machine.exited("worker", 1, 0, 1, None)
+    assert machine.taken_over() == [WaitForCause()]
+    machine.patience_over()
+    assert machine.taken_over() == [] and machine.wanted == []
+
+
+def test_who_was_started_although_no_snapshot_says_so_counts():
+    machine = started()
+    machine.seen("worker", 1, 2)
+    machine.seen("server", 0, 0)
+    assert machine.wanted == [Launch("server", 0, 0), Launch("worker", 0, 0), Launch("worker", 1, 2)]
 
 
 def test_a_server_killed_while_the_final_checkpoint_is_written_sends_the_run_back():

@@ -32,7 +32,7 @@ FAULTS = "PACELINE_FAULTS"
 KINDS = ("kill", "stop", "slow", "nan", "huge", "flip", "cut")
 _OF_WORKERS = ("nan", "huge", "flip", "cut")
 _SECONDS = {"ms": 1e-3, "s": 1.0}
-_FORM = re.compile(r"(\w+)\s+(worker|server|controller)(?::(\d+))?@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?")
+_FORM = re.compile(r"(\w+)\s+(?:(worker|server):(\d+)|controller)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?")
 _EXAMPLE = "kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms"
 
 
@@ -82,12 +82,9 @@ class Faults:
             if match is None:
                 raise UsageError(f"{FAULTS}: {item!r:.80} is not a fault. As in {_EXAMPLE}")
             kind, role, rank, first, last, number, unit = match.groups()
-            if (rank is None) is not (role == "controller"):
-                raise UsageError(
-                    f"{FAULTS}: {item!r:.80}: workers and servers have a rank, the controller none"
-                )
             seconds = float(number) * _SECONDS[unit] if number else 0.0
-            found.append(Fault(kind, role, int(rank or 0), int(first), int(last or first), seconds))
+            who = (role, int(rank)) if role else ("controller", 0)
+            found.append(Fault(kind, *who, int(first), int(last or first), seconds))
         return cls(tuple(found))
 
     @classmethod

@@ -487,9 +487,6 @@ class Controller:
         name = connection.peer
         role, _, number = name.partition(":")
         rank = int(number)
-        if self._heir is not None and frame.kind in (Kind.ERROR, Kind.BYE):
-            with contextlib.suppress(LinkError):
-                connection.send(Kind.HEARD)
         if self._last_words is not None:
             self.status.version = max(self.status.version, int(frame.body.get("version", 0)))
             if frame.kind in (Kind.ERROR, Kind.BYE):
@@ -516,6 +513,10 @@ class Controller:
             self._do([] if left else self._machine.worker_finished(rank))
         elif frame.kind is Kind.STATS:
             self._on_stats(role, rank, frame.body)
+        if self._heir is not None and frame.kind in (Kind.ERROR, Kind.BYE):
+            # After `_do`, which keeps it: who said it ends, and could not say it to the next controller.
+            with contextlib.suppress(LinkError):
+                connection.send(Kind.HEARD)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """A role's connection is over; the engine says how its process ended."""

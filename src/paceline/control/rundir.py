@@ -202,6 +202,11 @@ class RunDirectory:
         """What to tell somebody who wants to run what another process runs."""
         state = str(self.read_status().get("state", "unknown"))
         pid = self.controller_pid()
+        if pid is None or not psutil.pid_exists(pid):
+            return UsageError(
+                f"run {self.id} is still going on (state {state}): its controller (process {pid}) died, and "
+                "another one is taking over. Try again in a moment"
+            )
         return UsageError(
             f"run {self.id} is still going on (state {state}, controller: process {pid}). Stop it first, "
             f"with Ctrl-C where it runs or with `kill {pid}`, and resume it then"

@@ -111,7 +111,7 @@ class Successor(Controller):
         # Who does not come to say where it is hangs, or will not save.
         self._heard = {role.rank: now for role in self.plan.servers}
         if self._machine.state in (RunState.FINISHING, RunState.STOPPING):
-            self._save_due = now + self.plan.job.deadline_s
+            decisions.append(Save())
         self._do(decisions)
 
     def _say_so(self) -> None:
@@ -139,6 +139,12 @@ class Successor(Controller):
                         self._links["server:0"].send(Kind.LEAVE, {"worker": rank})
             if self._machine.state in (RunState.FINISHING, RunState.STOPPING):
                 self._do([Save()])
+
+    def _save(self) -> None:
+        if self._rebuilding:  # it is asked for when the servers are back, which is to be soon
+            self._save_due = time.monotonic() + self.plan.job.deadline_s
+        else:
+            super()._save()
 
     def _look_at_requests(self, now: float) -> None:
         if not self._rebuilding:
