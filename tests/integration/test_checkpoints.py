@@ -23,8 +23,8 @@ from paceline.control import RunDirectory
 from paceline.exceptions import CheckpointError
 from paceline.storage import checkpoint as checkpoints
 from tests.integration.conftest import PRELUDE
-from tests.speed import first
 from tests.integration.test_equivalence import assert_same_bits, with_state
+from tests.speed import first
 
 # 44 samples, batches of 4: two workers make 6 rounds an epoch, the last one short; 4 epochs, 24 updates.
 TRAIN = """

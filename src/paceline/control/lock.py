@@ -48,8 +48,7 @@ class RunLock:
         """Hold it by a descriptor that another process had; whoever holds it is named in the file."""
         self._file = file
         with contextlib.suppress(OSError):
-            os.ftruncate(file, 0)
-            os.pwrite(file, b"%d\n" % os.getpid(), 0)
+            os.pwrite(file, b"%-10d\n" % os.getpid(), 0)  # as long as the last: no reader finds a part
         self._release = weakref.finalize(self, os.close, file)
 
     def give_back(self) -> None:
