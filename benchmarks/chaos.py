@@ -34,6 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.harness import Options, Row, report
 from paceline.api.jobs import latest_checkpoint
 from paceline.comm.faults import FAULTS
@@ -195,7 +197,10 @@ def kill_everything(seed: int, *, folder: Path) -> Outcome:
         except (OSError, ValueError):
             version = 0
         time.sleep(0.01)
-    process.kill()  # all roles die with the controller
+    process.send_signal(signal.SIGSTOP)  # it would start another fork server, which would replace it
+    for role in psutil.Process(process.pid).children(recursive=True):
+        role.kill()
+    process.kill()
     process.wait()
     run = RunDirectory(where)
     lost = run.read_status()["version"] - latest_checkpoint(run).version
