@@ -402,6 +402,15 @@ def test_who_was_started_although_no_snapshot_says_so_counts():
     assert machine.wanted == [Launch("server", 0, 0), Launch("worker", 0, 0), Launch("worker", 1, 2)]
 
 
+def test_who_was_replaced_is_outdated():
+    machine = started()
+    killed(machine, 1)
+    assert machine.outdated("worker", 1, 0) and not machine.outdated("worker", 1, 1)
+    machine.exited("server", 0, 0, None, signal.SIGKILL)
+    assert machine.outdated("server", 0, 0) and machine.outdated("worker", 0, 0)
+    assert not machine.outdated("server", 0, 1)
+
+
 def test_a_server_killed_while_the_final_checkpoint_is_written_sends_the_run_back():
     machine = started(workers=1)
     machine.worker_finished(0)

@@ -422,11 +422,15 @@ class Controller:
 
     def _hear_last_words(self) -> None:
         """Roles that lost a server say how far they had come: then what is lost is known, not guessed."""
-        self._last_words = {name for name in self._links if name.startswith("worker:")}
-        until = time.monotonic() + _LAST_WORDS_S
+        self._last_words, patience = self._awaited()
+        until = time.monotonic() + patience
         while self._last_words and time.monotonic() < until:
             self._hub.poll(0.05)
         self._last_words = None
+
+    def _awaited(self) -> tuple[set[str], float]:
+        """Whose last words can be heard, and how long to wait for them."""
+        return {name for name in self._links if name.startswith("worker:")}, _LAST_WORDS_S
 
     def _stop(self) -> None:
         self._hub.post(lambda: self._do(self._machine.stop_requested()))
@@ -463,7 +467,7 @@ class Controller:
         role, rank = field(body, "role", str), field(body, "rank", int)
         if role not in ("server", "worker"):
             raise FrameError(f"an unknown role {role!r}")
-        if role == "worker" and field(body, "incarnation", int) < self._machine.incarnations.get(rank, 0):
+        if self._last_words is None and self._machine.outdated(role, rank, field(body, "incarnation", int)):
             raise FrameError(f"{name} was replaced")
         older = self._links.get(name)
         if older is not None:

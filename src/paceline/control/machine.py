@@ -179,6 +179,11 @@ class RunMachine:
             self.incarnations[rank] = max(self.incarnations.get(rank, 0), incarnation)
             self.restarts.setdefault(rank, 0)
 
+    def outdated(self, role: str, rank: int, incarnation: int) -> bool:
+        """Whether another process has, or is to have, the place of this one."""
+        present = self.server_incarnation if role == "server" else self.incarnations.get(rank, 0)
+        return incarnation < present
+
     @property
     def wanted(self) -> list[Launch]:
         """The processes that there should be, but for those that have only to end."""

@@ -27,6 +27,8 @@ from paceline.plan import Plan
 
 __all__ = ["Successor"]
 
+_LAST_WORDS_S = 2.0
+
 
 class Successor(Controller):
     """Goes on with a run that another controller began.
@@ -139,6 +141,12 @@ class Successor(Controller):
                         self._links["server:0"].send(Kind.LEAVE, {"worker": rank})
             if self._machine.state in (RunState.FINISHING, RunState.STOPPING):
                 self._do([Save()])
+
+    def _awaited(self) -> tuple[set[str], float]:
+        if not self._rebuilding:
+            return super()._awaited()
+        # They are on their way here.
+        return {name for name in self._engine.pids() if name.startswith("worker:")}, _LAST_WORDS_S
 
     def _save(self) -> None:
         if self._rebuilding:  # it is asked for when the servers are back, which is to be soon
