@@ -18,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -173,6 +174,7 @@ class ForkServer:
             for pipe in (self._wakened, self._waker):
                 os.close(pipe)
             self._control.close()
+            _tell_terminal(succession.run)
             _write_to(succession.log)
             module, _, name = succession.call.partition(":")
             try:
@@ -213,6 +215,17 @@ def _forked(be: Callable[[], int]) -> int:
                 sys.stderr.flush()
             os._exit(code)
     return pid
+
+
+def _tell_terminal(run: str) -> None:
+    """Where the dead controller's output went, if somebody reads it: the run has not ended."""
+    text = (
+        "paceline: the controller was killed, and the run goes on in the background: "
+        f"`paceline top {run}` shows it, `kill {os.getpid()}` stops it.\n"
+    )
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, text.encode())
 
 
 def _write_to(log: str) -> None:
