@@ -24,6 +24,7 @@ from paceline.exceptions import CheckpointError
 from paceline.storage import checkpoint as checkpoints
 from tests.integration.conftest import PRELUDE
 from tests.integration.test_equivalence import assert_same_bits, with_state
+from tests.speed import first
 
 # 44 samples, batches of 4: two workers make 6 rounds an epoch, the last one short; 4 epochs, 24 updates.
 TRAIN = """
@@ -413,11 +414,12 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(run, tmp_path)
     assert_same_bits(everything(ran), everything(whole))
 
 
-def test_sigterm_leaves_a_checkpoint_even_if_a_worker_hangs(run, tmp_path):
+@pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGHUP]))
+def test_a_signal_leaves_a_checkpoint_even_if_a_worker_hangs(run, tmp_path, number):
     """Worker 1 is stuck in its sixth step: the checkpoint has the five before, and all is gone in 5 s."""
     never = tmp_path / "never"
     os.mkfifo(never)
-    directory, code, took, _ = start_and_signal(tmp_path, signal.SIGTERM, hang=str(never))
+    directory, code, took, _ = start_and_signal(tmp_path, number, hang=str(never))
     assert took < 5.0
     assert code != 0
     stopped = Dead(RunDirectory(directory))

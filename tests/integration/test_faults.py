@@ -417,9 +417,12 @@ def fate(step):
     if step == 3 and once("fired"):
         fork_server = psutil.Process(os.getppid())
         roles = [p.pid for p in fork_server.children()]
-        victim = {"fork server": fork_server.pid, "controller": fork_server.ppid()}[sys.argv[1]]
+        controller = fork_server.ppid()
         (RUN_DIR / "roles").write_text(json.dumps([fork_server.pid, *roles]))
-        os.kill(victim, signal.SIGKILL)
+        os.kill(fork_server.pid, signal.SIGSTOP)  # so that it sees no end of the controller
+        if sys.argv[1] == "both":
+            os.kill(controller, signal.SIGKILL)
+        os.kill(fork_server.pid, signal.SIGKILL)
 train(prepared(), epochs=int(sys.argv[2]), at_step=fate)
 """
 )
@@ -428,7 +431,8 @@ train(prepared(), epochs=int(sys.argv[2]), at_step=fate)
 def run_command_that_kills(
     victim: str, tmp_path: Path, *, restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """`paceline run` of a script that kills this victim; returns when nothing holds its output any more."""
+    """`paceline run` of a script that kills its fork server, or both that and its controller; returns when
+    nothing holds its output any more."""
     directory = tmp_path / "run"
     header = f"import os; os.environ['TEST_RUN_DIR'] = {str(directory)!r}\n"
     (tmp_path / "script.py").write_text(header + PRELUDE + KILLS_FROM_WITHIN)
@@ -448,9 +452,10 @@ def run_command_that_kills(
     return done
 
 
-def test_nothing_outlives_a_controller_that_was_killed(tmp_path):
+def test_nothing_outlives_a_controller_that_was_killed_with_the_fork_server(tmp_path):
+    """The fork server would have had it replaced (test_controller_death.py)."""
     shared = set(os.listdir("/dev/shm"))
-    done = run_command_that_kills("controller", tmp_path)
+    done = run_command_that_kills("both", tmp_path)
     assert done.returncode == -signal.SIGKILL
     assert set(os.listdir("/dev/shm")) <= shared
     assert RunDirectory(tmp_path / "run").state() == "crashed"

@@ -52,7 +52,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Jobs that would have started; each succeeds at once."""
     jobs: list[Job] = []
 
-    def run_job(job: Job, *, command: Any, progress: Progress) -> RunStatus:
+    def run_job(job: Job, *, command: Any, progress: Progress, lasting: bool) -> RunStatus:
         jobs.append(job)
         return RunStatus(state="succeeded")
 
@@ -468,7 +468,7 @@ def test_resume_refuses(invoke: Invoke, tmp_path: Path) -> None:
     result = invoke("resume", "last")
     assert (result.code, "holds no runs" in result.err) == (2, True)
     make_run("running")
-    assert "is still going on (state running)" in invoke("resume", "last").err
+    assert "is still going on (state running, controller: process" in invoke("resume", "last").err
     fitted = make_run(script=None)
     assert f"paceline.fit(…, resume='{fitted.id}')" in invoke("resume", fitted.id).err
     run = make_run()

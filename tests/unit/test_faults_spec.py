@@ -22,6 +22,7 @@ def test_text_and_faults_are_the_same():
         ("kill", "is not a fault. As in kill worker:1@5"),
         ("kill worker:1", "is not a fault"),
         ("kill controller:0@1", "is not a fault"),
+        ("stop controller@1:1s", "it can only be killed"),
         ("crush worker:1@2", "there is no such kind. Valid: kill, stop"),
         ("nan server:0@3", "is a worker's, got server:0"),
         ("kill worker:0@0", "counted from 1"),

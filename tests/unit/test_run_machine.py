@@ -1,5 +1,6 @@
 """The life of a run, event by event: control/machine.py without a process or a clock."""
 
+import json
 import random
 import signal
 
@@ -7,11 +8,15 @@ import pytest
 
 from paceline.control.machine import (
     Announce,
+    Dismiss,
     End,
     GoBack,
+    Introduce,
     Kill,
     Launch,
+    LostServer,
     Note,
+    RetireServer,
     RunMachine,
     RunState,
     Save,
@@ -332,6 +337,106 @@ def _check_random_life(rng: random.Random) -> None:
     assert (machine.error is not None) == (machine.state is RunState.FAILED)
 
 
+def test_a_machine_restored_from_a_snapshot_decides_as_the_one_it_is_of():
+    """Also from JSON, and at any moment of any life."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        servers = rng.randint(1, 3)
+        settings = {"servers": servers, "workers": rng.randint(1, 4), "max_restarts": 3}
+        settings["replicas"] = rng.randrange(servers)
+        machine, other = RunMachine(**settings), RunMachine(**settings)
+        for step in range(40):
+            kinds = [
+                "ready",
+                "killed",
+                "exited",
+                "finished",
+                "lost",
+                "server",
+                "scale",
+                "servers",
+                "whole",
+                "rest",
+            ]
+            kind = rng.choice(kinds)
+            rank, server = (
+                rng.choice(list(machine.incarnations)),
+                rng.choice(list(machine.server_incarnations)),
+            )
+            if step == 0:
+                kind = "begin"
+            elif rng.random() < 0.2:
+                other = RunMachine(**settings)
+                other.restore(json.loads(json.dumps(machine.snapshot())))
+            said = [_happen(each, kind, rank, server, random.Random(step)) for each in (machine, other)]
+            assert said[0] == said[1]
+            assert machine.snapshot() == other.snapshot()
+
+
+def _happen(machine: RunMachine, kind: str, rank: int, server: int, rng: random.Random) -> list:
+    match kind:
+        case "begin":
+            return machine.begin()
+        case "ready":
+            return machine.server_ready(server)
+        case "killed":
+            return killed(machine, rank)
+        case "exited":
+            return machine.exited("worker", rank, machine.incarnations[rank], 1, None)
+        case "finished":
+            return machine.worker_finished(rank)
+        case "lost":
+            return machine.failed(f"worker:{rank}", "lost", "", secondary=True)
+        case "server":
+            code, sign = rng.choice([(0, None), (None, signal.SIGKILL)])
+            return machine.exited("server", server, machine.server_incarnations[server], code, sign)
+        case "servers":
+            return machine.scale_servers(rng.randint(1, 4)) if machine.state is RunState.RUNNING else []
+        case "whole":
+            return [*machine.whole(machine.serving), *machine.departed(server)]
+        case "scale":
+            return machine.scale(rng.randint(1, 5)) if machine.state is RunState.RUNNING else []
+    return rng.choice(
+        [machine.patience_over, machine.stop_requested, lambda: machine.saved(None), machine.taken_over]
+    )()
+
+
+def test_who_takes_over_wants_those_who_compute_and_hears_the_servers_again():
+    machine = started(workers=3)
+    killed(machine, 1)
+    machine.worker_finished(2)
+    other = RunMachine(servers=1, workers=3, max_restarts=3)
+    other.restore(machine.snapshot())
+    assert other.taken_over() == []
+    assert other.wanted == [Launch("server", 0, 0), Launch("worker", 0, 0), Launch("worker", 1, 1)]
+    assert other.server_ready(0) == [Announce()]
+    assert other.state is RunState.RUNNING
+
+
+def test_who_takes_over_waits_again_for_a_cause_that_has_not_shown_up():
+    machine = started()
+    machine.exited("worker", 1, 0, 1, None)
+    assert machine.taken_over() == [WaitForCause()]
+    machine.patience_over()
+    assert machine.taken_over() == [] and machine.wanted == []
+
+
+def test_who_was_started_although_no_snapshot_says_so_counts():
+    machine = started()
+    machine.seen("worker", 1, 2)
+    machine.seen("server", 0, 0)
+    assert machine.wanted == [Launch("server", 0, 0), Launch("worker", 0, 0), Launch("worker", 1, 2)]
+
+
+def test_who_was_replaced_is_outdated():
+    machine = started()
+    killed(machine, 1)
+    assert machine.outdated("worker", 1, 0) and not machine.outdated("worker", 1, 1)
+    machine.exited("server", 0, 0, None, signal.SIGKILL)
+    assert machine.outdated("server", 0, 0) and machine.outdated("worker", 0, 0)
+    assert not machine.outdated("server", 0, 1)
+
+
 def test_a_server_killed_while_the_final_checkpoint_is_written_sends_the_run_back():
     machine = started(workers=1)
     machine.worker_finished(0)
@@ -357,3 +462,82 @@ def test_a_server_lost_while_the_final_checkpoint_is_written_fails_the_run_at_on
     assert decisions == [End()]
     assert machine.state is RunState.FAILED
     assert machine.error is not None and "final checkpoint" in machine.error[1]
+
+
+# --- replicas ---------------------------------------------------------------------------------------
+
+
+def replicated(servers: int = 3, replicas: int = 1) -> RunMachine:
+    machine = RunMachine(servers=servers, workers=2, max_restarts=5, replicas=replicas)
+    machine.begin()
+    for rank in range(servers):
+        machine.server_ready(rank)
+    machine.whole(set(range(servers)))
+    return machine
+
+
+def kill_server(machine: RunMachine, rank: int) -> list:
+    return machine.exited("server", rank, machine.server_incarnations[rank], None, signal.SIGKILL)
+
+
+def test_others_go_on_without_a_server_whose_copies_they_hold():
+    machine = replicated()
+    note, lost, launch = kill_server(machine, 2)
+    assert lost == LostServer(2, 0) and launch == Launch("server", 2, 1)
+    assert "others hold copies" in note.text and machine.state is RunState.RUNNING
+    assert machine.server_ready(2) == [Introduce(2)]
+    assert [each.text for each in machine.whole({0, 1, 2})] == [
+        "server:2 holds copies again, as the one before it did"
+    ]
+
+
+def test_the_lowest_rank_that_is_left_leads_and_one_that_comes_back_follows():
+    machine = replicated()
+    assert LostServer(0, 1) in kill_server(machine, 0)
+    machine.server_ready(0)
+    machine.whole({0, 1, 2})
+    assert machine.lead == 1
+    assert LostServer(1, 0) in kill_server(machine, 1)
+
+
+def test_more_deaths_than_replicas_send_the_run_back_and_so_does_one_before_all_copies_are_there():
+    machine = replicated()
+    kill_server(machine, 2)
+    assert isinstance(kill_server(machine, 0)[0], GoBack)
+    assert machine.lead == 0 and machine.server_incarnations == {0: 2, 1: 2, 2: 2}
+    assert isinstance(kill_server(machine, 1)[0], GoBack)
+
+
+def test_a_server_that_dies_while_the_last_checkpoint_is_written_has_it_written_by_the_others():
+    machine = replicated()
+    machine.worker_finished(0)
+    assert machine.worker_finished(1) == [Save()]
+    assert kill_server(machine, 0)[1:] == [LostServer(0, 1), Save()]
+
+
+def test_servers_join_and_leave():
+    machine = replicated()
+    assert machine.scale_servers(4) == [Launch("server", 3, 0)]
+    assert machine.server_ready(3) == [Introduce(3)]
+    machine.whole({0, 1, 2, 3})
+    assert machine.scale_servers(2) == [RetireServer(3), RetireServer(2)]
+    assert machine.departed(3) == [Dismiss(3)] and machine.departed(1) == []
+    assert machine.exited("server", 3, 0, 0, None) == []
+    assert machine.serving == {0, 1}
+    assert machine.scale_servers(3) == [Launch("server", 3, 1)]
+
+
+def test_a_server_that_dies_before_it_held_anything_comes_again():
+    machine = replicated()
+    machine.scale_servers(4)
+    assert kill_server(machine, 3)[1:] == [Launch("server", 3, 1)]
+
+
+def test_the_lead_stays_when_servers_leave():
+    machine = replicated()
+    kill_server(machine, 0)
+    machine.server_ready(0)
+    machine.whole({0, 1, 2})
+    assert machine.scale_servers(2) == [RetireServer(2)]
+    assert machine.scale_servers(1) == [RetireServer(0)]
+    assert machine.serving == {1}

@@ -4,6 +4,7 @@
 * `fitting.py` fit and Task: for people who want no loop.
 * `runs.py`    load_run: a run's tables as data frames.
 * `jobs.py`    run_job, resume_run, export_run, inspect_script: what the commands do.
+* `successor.py` take_over: go on with a run whose controller was killed.
 
 Loaded when used: the commands need no torch, and must not wait for it.
 """

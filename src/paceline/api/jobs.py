@@ -17,18 +17,30 @@ from paceline.observe import Progress, RunStatus, write_report
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.storage import checkpoint as checkpoints
 
-__all__ = ["execute", "export_run", "inspect_script", "resume_run", "run_job"]
+__all__ = ["execute", "export_run", "inspect_script", "resume_run", "run_job", "write_last"]
+
+_HEIR = "paceline.api.successor:take_over"
+"""Who goes on with a run whose controller was killed."""
 
 
-def run_job(job: Job, *, command: Sequence[str] = (), progress: Progress | None = None) -> RunStatus:
+def run_job(
+    job: Job,
+    *,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+    lasting: bool = False,
+) -> RunStatus:
     """Plan a job and run it to the end. A failed run is a status with `error`, not an exception.
+
+    Args:
+        lasting: the run goes on, in the background, when this process is killed.
 
     Raises:
         UsageError, PlanError: refused before anything started.
     """
     plan = make_plan(job)
     run = RunDirectory.create(job, plan=plan, command=command)
-    return execute(plan, run, command=command, progress=progress)
+    return execute(plan, run, command=command, progress=progress, lasting=lasting)
 
 
 def resume_run(
@@ -37,6 +49,7 @@ def resume_run(
     *,
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    lasting: bool = False,
 ) -> RunStatus:
     """Go on from a run's last whole checkpoint, with other settings where `overrides` says so.
 
@@ -58,7 +71,7 @@ def resume_run(
         progress.print_line(
             f"going on from {found.path.name}: {lost:,} updates after it are lost and are computed again"
         )
-    return execute(plan, run, resume=found.path, command=command, progress=progress)
+    return execute(plan, run, resume=found.path, command=command, progress=progress, lasting=lasting)
 
 
 def latest_checkpoint(run: RunDirectory, progress: Progress | None = None) -> checkpoints.Checkpoint:
@@ -85,6 +98,7 @@ def execute(
     command: Sequence[str] = (),
     progress: Progress | None = None,
     program: Callable[[], None] | None = None,
+    lasting: bool = False,
 ) -> RunStatus:
     """Run a plan in its run directory, show it, and write its report."""
 
@@ -94,16 +108,30 @@ def execute(
                 progress.print_line(line)
             progress.show(status)
 
-    controller = Controller(plan, LocalEngine(program), run, resume=resume, watch=watch)
+    def finish(status: RunStatus) -> None:
+        write_last(run, status, plan.job, command)
+
+    controller = Controller(
+        plan,
+        LocalEngine(program),
+        run,
+        resume=resume,
+        watch=watch,
+        finish=finish,
+        heir=_HEIR if lasting else None,
+    )
     try:
-        status = controller.run()
+        return controller.run()
     except RoleFailed:
-        status = controller.status
+        return controller.status
+
+
+def write_last(run: RunDirectory, status: RunStatus, job: Job, command: Sequence[str]) -> None:
+    """What is written when all else of a run is: its report."""
     try:
-        write_report(run.path, status, plan.job.to_json(), command)
+        write_report(run.path, status, job.to_json(), command)
     except OSError as error:
         status.messages.append(f"the report cannot be written: {error.strerror or error} ({run.path})")
-    return status
 
 
 def export_run(run: RunDirectory, path: Path) -> checkpoints.Checkpoint:

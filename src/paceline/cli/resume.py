@@ -47,10 +47,7 @@ def resume(
     found = find_run(run)
     job = found.read_job()
     if found.alive():
-        raise UsageError(
-            f"run {found.id} is still going on (state {found.state()}). "
-            "Stop it where it runs with Ctrl-C, then resume it"
-        )
+        raise found.refusal()
     if job.script is None:
         raise UsageError(
             f"run {found.id} was started by paceline.fit() from Python, so there is no script to "
@@ -68,6 +65,7 @@ def resume(
             options.settings_from(ctx.params),
             command=options.command_line(),
             progress=progress,
+            lasting=True,
         )
     finish(status)
 

@@ -64,5 +64,5 @@ def run(
     from paceline.observe import Progress
 
     with Progress(quiet=quiet, live=live) as progress:
-        status = api.run_job(job, command=options.command_line(), progress=progress)
+        status = api.run_job(job, command=options.command_line(), progress=progress, lasting=True)
     finish(status)

@@ -196,6 +196,11 @@ class Connection:
                 f"the other side says that it is a {role}, and its certificate is a {self.sock.named.role}'s"
             )
 
+    def renew(self, fresh: "Connection") -> None:
+        """Go on over another connection's socket, from its first frame that is not sent or read yet."""
+        self.sock, self._keys, self.local = fresh.sock, fresh._keys, fresh.local
+        self._sent, self._received, self._unread = fresh._sent, fresh._received, fresh._unread
+
     def send(
         self,
         kind: Kind,
@@ -455,6 +460,17 @@ class Listener:
             # Who left between being announced and being accepted must not block the others.
             sock.setblocking(False)
         self.address = Address(unix=name, host=host, port=port)
+
+    @classmethod
+    def inherited(cls, sock: socket.socket) -> "Listener":
+        """Listen on with a unix socket that another process listened on, under the same name."""
+        listener = cls.__new__(cls)
+        sock.setblocking(False)
+        listener.sockets = [sock]
+        name = sock.getsockname()
+        unix = (name.decode() if isinstance(name, bytes) else name).lstrip("\0")
+        listener.address = Address(unix=unix, host="127.0.0.1", port=0)
+        return listener
 
     def close(self) -> None:
         """Stop listening."""

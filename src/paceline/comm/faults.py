@@ -17,6 +17,8 @@
 Of a worker it is a frame to one of the servers, of a server an answer to one of the workers. A chance may
 stand behind: `drop worker:*@1-1000:10%` hits each step of every worker with it, by a seed of its own.
 
+`kill controller@100` kills the controller of a `paceline run`, once it has heard of that many updates.
+
 A fault hits the first process in its place, not the one that replaces it. The same text is the same faults.
 """
 
@@ -43,7 +45,9 @@ _OF_WORKERS = ("nan", "huge")
 _OF_DISKS = ("full", "slowdisk")
 _TAKES_TIME = ("slow", "delay", "slowdisk")
 _SECONDS = {"ms": 1e-3, "s": 1.0}
-_FORM = re.compile(r"(\w+)\s+(worker|server):(\d+|\*)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?(?::([\d.]+)%)?")
+_FORM = re.compile(
+    r"(\w+)\s+(?:(worker|server):(\d+|\*)|controller)@(\d+)(?:-(\d+))?(?::([\d.]+)(ms|s))?(?::([\d.]+)%)?"
+)
 EVERY_RANK = -1
 _EXAMPLE = "kill worker:1@5; stop worker:0@3:2s; slow worker:2@1-20:50ms"
 
@@ -70,6 +74,8 @@ class Fault:
             raise UsageError(f"a fault {self.kind!r} is a worker's, got {self.role}:{self.rank}")
         if self.kind in _OF_DISKS and self.role != "server":
             raise UsageError(f"a fault {self.kind!r} is a server's, got {self.role}:{self.rank}")
+        if self.role == "controller" and self.kind != "kill":
+            raise UsageError(f"a fault {self.kind!r} cannot be the controller's: it can only be killed")
         if not 1 <= self.first <= self.last:
             raise UsageError(f"a fault at steps {self.first}-{self.last}: they are counted from 1, upwards")
         if self.kind in _TAKES_TIME and not self.seconds:
@@ -84,8 +90,9 @@ class Fault:
         steps = str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
         seconds = f":{self.seconds:g}s" if self.seconds else ""
         rank = "*" if self.rank == EVERY_RANK else self.rank
+        who = self.role if self.role == "controller" else f"{self.role}:{rank}"
         percent = f":{self.percent:g}%" if self.percent < 100 else ""
-        return f"{self.kind} {self.role}:{rank}@{steps}{seconds}{percent}"
+        return f"{self.kind} {who}@{steps}{seconds}{percent}"
 
 
 @dataclass(frozen=True)
@@ -104,9 +111,9 @@ class Faults:
                 raise UsageError(f"{FAULTS}: {item!r:.80} is not a fault. As in {_EXAMPLE}")
             kind, role, rank, first, last, number, unit, percent = match.groups()
             seconds = float(number) * _SECONDS[unit] if number else 0.0
-            where = EVERY_RANK if rank == "*" else int(rank)
+            who = (role, EVERY_RANK if rank == "*" else int(rank)) if role else ("controller", 0)
             chance = float(percent or 100)
-            found.append(Fault(kind, role, where, int(first), int(last or first), seconds, chance))
+            found.append(Fault(kind, *who, int(first), int(last or first), seconds, chance))
         return cls(tuple(found))
 
     @classmethod
@@ -151,6 +158,11 @@ class Faults:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         return before_write if mine else None
+
+    def reached(self, update: int) -> None:
+        """As `at`, for the controller: it hears of updates now and then, not of each."""
+        if any(fault.first <= update for fault in self.all):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _hits(fault: Fault, step: int) -> bool:

@@ -79,6 +79,7 @@ class Kind(IntEnum):
     RESUMED = 31  # server → worker: the link goes on here; so many frames of yours have come
     SENDS = 29  # worker → server: the slices that my pushes bring from now on
     CLOCK = 27  # role → controller: what time is it? and the answer
+    HEARD = 40  # controller → role: your last words are kept, you may end
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -2,6 +2,9 @@
 
 * `machine.py`    RunMachine: the life of a run, pure: what happened in, decisions out.
 * `controller.py` Controller: carries the decisions out, with an engine and the run's connections.
+* `successor.py`  Successor: the controller that takes over when one dies.
+* `journal.py`    Journal: what it has to know.
+* `lock.py`       RunLock: whose run it is.
 * `rundir.py`     RunDirectory: where a run keeps what it is and what it did.
 * `requests.py`   Requests: what a command asks of a run that is going on, and the answer.
 """
@@ -10,6 +13,7 @@ from paceline.control.controller import Controller
 from paceline.control.machine import RunMachine, RunState
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory, find_run, list_runs
+from paceline.control.successor import Successor
 
 __all__ = [
     "Controller",
@@ -17,6 +21,7 @@ __all__ = [
     "RunDirectory",
     "RunMachine",
     "RunState",
+    "Successor",
     "find_run",
     "list_runs",
 ]

@@ -10,14 +10,15 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.comm import Connection, Frame, Hub, Kind, Listener, Secret, new_secret
+from paceline.comm import Certificate, Connection, Frame, Hub, Kind, Listener, Secret, new_secret
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
+from paceline.control.journal import Journal
 from paceline.control.machine import (
     Announce,
     Decision,
@@ -38,7 +39,7 @@ from paceline.control.machine import (
 )
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
-from paceline.engines import Engine, RoleSpec
+from paceline.engines import Engine, RoleSpec, Succession
 from paceline.exceptions import FrameError, LinkError, RoleFailed, UsageError
 from paceline.modes import Guard, ModeSpec, in_words, parse_mode
 from paceline.observe import FAILURE_MARK, RunStatus, ServerStatus, WorkerStatus
@@ -62,6 +63,8 @@ _LAST_RESORT_S = 10.0
 """A worker waits so much longer for the lead than anybody whom the lead might name or have replaced."""
 _LOOK_S = 0.2
 _MAX_STRANGERS = 1_000
+_ALONE_S = 30.0
+"""How long roles go on without a controller, if somebody is to take over."""
 _GUARD = "guard"
 """Names the guard's own request to switch."""
 
@@ -72,6 +75,9 @@ class Controller:
     Args:
         resume: path of the checkpoint to go on from.
         watch: called with the status about ten times a second, and with new lines of worker 0's output.
+        finish: called with the last status, when the run is over and all is written but what this writes.
+        heir: who takes over if this process is killed, see `Succession.call`; None: everything ends with it.
+        secret, listener, certificates: of the run, if it has them already.
     """
 
     def __init__(
@@ -82,6 +88,11 @@ class Controller:
         *,
         resume: Path | None = None,
         watch: Callable[[RunStatus, list[str]], None] | None = None,
+        finish: Callable[[RunStatus], None] | None = None,
+        heir: str | None = None,
+        secret: bytes | None = None,
+        listener: Listener | None = None,
+        certificates: dict[str, Certificate] | None = None,
     ) -> None:
         job = plan.job
         self.plan = plan
@@ -91,13 +102,24 @@ class Controller:
         self.status.servers = {r: ServerStatus(rank=r) for r in range(len(plan.servers))}
         self._clock_ns = unix_clock_ns()
         self._faults = Faults.from_environment()
+        self._own_faults = self._faults.of("controller", 0, 0)
         self._engine = engine
         self._resume = resume
         self._watch = watch
-        self._secret = new_secret()
-        self._certificates = certificates_of(plan, run.id)
-        secret = Secret(self._secret, self._certificates.get("controller"))
-        self._hub = Hub(self, Listener(tcp=False), secret, patience_s=job.deadline_s, clock_ns=self._clock_ns)
+        self._finish = finish
+        self._heir = heir
+        self._journal = Journal(run.path)
+        self._going_back: str | None = None
+        """Why the run goes back, until it has."""
+        self._secret = secret or new_secret()
+        self._certificates = certificates or certificates_of(plan, run.id)
+        self._hub = Hub(
+            self,
+            listener or Listener(tcp=False),
+            Secret(self._secret, self._certificates.get("controller")),
+            patience_s=job.deadline_s,
+            clock_ns=self._clock_ns,
+        )
         self._machine = RunMachine(
             servers=len(plan.servers),
             workers=job.workers,
@@ -129,37 +151,88 @@ class Controller:
         self._switching: dict[str, ModeSpec] = {}
         self._guard = Guard() if job.guard else None
         self._set_mode(plan.mode)
-        self.status.checkpoints = _checkpoint_names(run)
+        self.status.checkpoints = checkpoint_names(run)
         if resume is not None:
             lead = load(resume).meta["lead"]
             self._version_before = lead["machine"]["version"]
             self.status.samples_before = lead["samples"]
 
     def run(self) -> RunStatus:
-        """Run to the end and return the final status. Ctrl-C and SIGTERM stop the run in order.
+        """Run to the end and return the final status. Ctrl-C, SIGTERM and SIGHUP stop the run in order.
 
         Raises:
             RoleFailed: a role ended in error; all processes are gone, the status is written.
         """
-        with _interrupts(self._stop):
-            try:
-                self._do(self._machine.begin())
+        try:
+            with _interrupts(self._stop):
+                self.run_dir.own()
+                self._be_guarded()
+                self._begin()
                 while not self._machine.state.over:
                     self._turn()
                 self._end()
-            finally:
-                self._engine.close()
-                for link in self._links.values():
-                    link.close()
-                self._hub.close()
-                if self._sampler is not None:
-                    self._sampler.close()
-        with self._going_on_without_disk():
-            to_parquet(self.run_dir.path)
-        self._tell(final=True)
+            if self._sampler is not None:
+                self._sampler.close()
+            with self._going_on_without_disk():
+                to_parquet(self.run_dir.path)
+            self._tell(final=True)
+            if self._finish is not None:
+                self._finish(self.status)
+        finally:
+            # Only now: until then somebody takes over if this process is killed.
+            self._engine.close()
+            for link in self._links.values():
+                link.close()
+            self._hub.close()
+            if self._sampler is not None:
+                self._sampler.close()
+            self.run_dir.lock.give_back()
         if self._machine.error is not None:
             raise RoleFailed(*self._machine.error)
         return self.status
+
+    def _begin(self) -> None:
+        self._do(self._machine.begin())
+
+    def _be_guarded(self) -> None:
+        """Have somebody take over if this process is killed."""
+        lock = self.run_dir.lock.descriptor
+        if self._heir is None or lock is None:
+            return
+        self._remember()
+        self._engine.guard(
+            Succession(
+                call=self._heir,
+                run=str(self.run_dir.path),
+                log=str(self.run_dir.log_path("controller")),
+                secret=self._secret.hex(),
+                listener=self._hub.listener.sockets[0].fileno(),
+                lock=lock,
+                certificates={role: shown.to_json() for role, shown in self._certificates.items()},
+            )
+        )
+
+    def _remember(self) -> None:
+        """Keep what the next controller could not find out."""
+        if self._heir is not None:
+            with self._going_on_without_disk():
+                self._journal.write(self._knowledge())
+
+    def _knowledge(self) -> dict[str, Any]:
+        return {
+            "machine": self._machine.snapshot(),
+            "pid": os.getpid(),
+            "started": self._started,
+            "clock_ns": self._clock_ns,
+            "resume": None if self._resume is None else str(self._resume),
+            "version_before": self._version_before,
+            "going_back": self._going_back,
+            "switching": sorted(self._switching),
+            "status": {
+                name: getattr(self.status, name)
+                for name in ("mode", "messages", "lost_updates", "samples_before", "startup_s", "takeovers")
+            },
+        }
 
     def _turn(self) -> None:
         self._hub.poll(_TICK_S)
@@ -172,14 +245,18 @@ class Controller:
         if self._save_due is not None and now > self._save_due:
             self._save_due = None
             self._do(self._machine.saved(f"not written within {_SAVE_S:g} s"))
-        if now - self._looked > _LOOK_S:
-            self._looked = now
-            for name, body in self._requests.pending().items():
-                self._on_request(name, body)
+        self._look_at_requests(now)
         self._check_servers(now)
         if self._sampler is not None and self._sampler.due(now):
             self._sample(self._sampler)
         self._tell()
+        self._remember()
+
+    def _look_at_requests(self, now: float) -> None:
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            for name, body in self._requests.pending().items():
+                self._on_request(name, body)
 
     def _check_servers(self, now: float) -> None:
         """Servers tell how they do twice a second, whatever they are at: one that is silent hangs."""
@@ -203,7 +280,11 @@ class Controller:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    def _do(self, decisions: list[Decision]) -> None:
+    def _do(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, GoBack):
+                self._going_back = decision.reason
+        self._remember()
         for decision in decisions:
             match decision:
                 case Launch(role, rank, incarnation):
@@ -301,6 +382,7 @@ class Controller:
             secret=self._secret.hex(),
             controller=self._hub.listener.address.to_json(),
             certificate=None if shown is None else shown.to_json(),
+            patience_s=0.0 if self._heir is None else _ALONE_S,
             config=config,
         )
 
@@ -378,7 +460,7 @@ class Controller:
         self.status.samples_before = min(self.status.samples_before, lead["samples"])
         lost = max(0, before - version)
         self.status.lost_updates += lost
-        self.status.checkpoints = _checkpoint_names(self.run_dir)
+        self.status.checkpoints = checkpoint_names(self.run_dir)
         where = f"to checkpoint {found.path.name}" if found is not None else "to its beginning"
         hint = "" if self.plan.job.checkpoint_every else " --checkpoint-every N makes that shorter."
         self._note(
@@ -387,14 +469,20 @@ class Controller:
         )
         for name in self._switching.copy():
             self._answer(name, {"refused": f"{reason}, and the run went back {where}: ask again"})
+        self._going_back = None
+        self._remember()
 
     def _hear_last_words(self) -> None:
         """Roles that lost a server say how far they had come: then what is lost is known, not guessed."""
-        self._last_words = {name for name in self._links if name.startswith("worker:")}
-        until = time.monotonic() + _LAST_WORDS_S
+        self._last_words, patience = self._awaited()
+        until = time.monotonic() + patience
         while self._last_words and time.monotonic() < until:
             self._hub.poll(0.05)
         self._last_words = None
+
+    def _awaited(self) -> tuple[set[str], float]:
+        """Whose last words can be heard, and how long to wait for them."""
+        return {name for name in self._links if name.startswith("worker:")}, _LAST_WORDS_S
 
     def _stop(self) -> None:
         self._hub.post(lambda: self._do(self._machine.stop_requested()))
@@ -415,6 +503,13 @@ class Controller:
         while self._engine.pids() and time.monotonic() < deadline:
             self._hub.poll(0.02)
             self._engine.exits()
+        patience = time.monotonic() + _END_S
+        while (left := self._engine.pids()) and time.monotonic() < patience:
+            for name in left:
+                role, _, rank = name.partition(":")
+                self._engine.kill(role, int(rank), signal.SIGKILL)
+            select.select([self._engine], [], [], 0.1)
+            self._engine.exits()
 
     # --- what roles say ---------------------------------------------------------------------------
 
@@ -424,6 +519,8 @@ class Controller:
         role, rank = field(body, "role", str), field(body, "rank", int)
         if role not in ("server", "worker"):
             raise FrameError(f"an unknown role {role!r}")
+        if self._last_words is None and self._machine.outdated(role, rank, field(body, "incarnation", int)):
+            raise FrameError(f"{name} was replaced")
         older = self._links.get(name)
         if older is not None:
             self._hub.release(older)
@@ -431,8 +528,10 @@ class Controller:
         self._links[name] = connection
         if role == "worker":
             self.status.workers[rank].state = "running"
-            self.status.workers[rank].pid = field(body, "pid", int)
-            self.status.workers[rank].phases = {}
+            pid = field(body, "pid", int)
+            if self.status.workers[rank].pid != pid:  # else it has lost a controller, and goes on
+                self.status.workers[rank].phases = {}
+            self.status.workers[rank].pid = pid
             self._do(self._machine.worker_back(rank))
             if self._announced:
                 self._start(name)
@@ -470,6 +569,10 @@ class Controller:
             self._do([] if left else self._machine.worker_finished(rank))
         elif frame.kind is Kind.STATS:
             self._on_stats(role, rank, frame.body)
+        if self._heir is not None and frame.kind in (Kind.ERROR, Kind.BYE):
+            # After `_do`, which keeps it: who said it ends, and could not say it to the next controller.
+            with contextlib.suppress(LinkError):
+                connection.send(Kind.HEARD)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """A role's connection is over; the engine says how its process ended."""
@@ -544,6 +647,7 @@ class Controller:
             self._feed_guard(self._guard, body)
         for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
             setattr(status, name, int(body[name]))
+        self._own_faults.reached(status.version)
         status.update_s = float(body["update_s"])
         status.staleness = {int(k): int(v) for k, v in body["staleness"].items()}
         status.leases = body["leases"]
@@ -721,7 +825,7 @@ class Controller:
     def _on_saved(self, body: dict[str, Any]) -> None:
         path, reason = body["checkpoint"], body.get("reason")
         if path is not None and path != "kept":
-            self.status.checkpoints = _checkpoint_names(self.run_dir)
+            self.status.checkpoints = checkpoint_names(self.run_dir)
             self._record({"kind": "checkpoint", "version": body["version"]})
         answer = bool(body.get("asked")) and self._save_due is not None  # not one of the periodic ones
         if path is None and not answer:
@@ -774,7 +878,8 @@ class Controller:
             self._watch(self.status, self._output.new_lines(flush=final))
 
 
-def _checkpoint_names(run: RunDirectory) -> list[str]:
+def checkpoint_names(run: RunDirectory) -> list[str]:
+    """Those that are there, oldest first."""
     return sorted(p.name for p in run.checkpoints_path.glob("version-*") if not p.suffix)
 
 
@@ -808,11 +913,15 @@ class _Tail:
 
 @contextlib.contextmanager
 def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `stop` meanwhile. Elsewhere than in the main thread they cannot."""
+    """Ctrl-C, SIGTERM and SIGHUP (the terminal is gone) call `stop` meanwhile. Elsewhere than in the main
+    thread they cannot."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else somebody wants it to go on: nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
     try:
         yield
     finally:

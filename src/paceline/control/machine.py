@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from signal import Signals
+from typing import Any
 
 __all__ = [
     "Announce",
@@ -201,6 +202,75 @@ class RunMachine:
         self._suspects: dict[str, tuple[str, str]] = {}
         self._broken: set[str] = set()
         """Those of them that lost a link."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that has happened, as plain JSON: a machine for the same plan goes on there (`restore`)."""
+        return {
+            "state": self.state.value,
+            "error": None if self.error is None else list(self.error),
+            "incarnations": {str(rank): n for rank, n in self.incarnations.items()},
+            "restarts": {str(rank): n for rank, n in self.restarts.items()},
+            "server_incarnations": {str(rank): n for rank, n in self.server_incarnations.items()},
+            "gone_servers": {str(rank): n for rank, n in self._gone_servers.items()},
+            "server_restarts": self.server_restarts,
+            "lead": self.lead,
+            "covered": self._covered,
+            "missing": sorted(self._missing),
+            "coming": sorted(self._coming),
+            "leaving": sorted(self.leaving),
+            "finished": sorted(self.finished),
+            "retired": sorted(self.retired),
+            "ready": sorted(self._ready),
+            "suspects": {role: list(said) for role, said in self._suspects.items()},
+            "broken": sorted(self._broken),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Be where another machine was."""
+        self.state = RunState(snapshot["state"])
+        error = snapshot["error"]
+        self.error = None if error is None else (error[0], error[1], error[2])
+        self.incarnations = {int(rank): n for rank, n in snapshot["incarnations"].items()}
+        self.restarts = {int(rank): n for rank, n in snapshot["restarts"].items()}
+        self.server_incarnations = {int(rank): n for rank, n in snapshot["server_incarnations"].items()}
+        self._gone_servers = {int(rank): n for rank, n in snapshot["gone_servers"].items()}
+        self.server_restarts = snapshot["server_restarts"]
+        self.lead = snapshot["lead"]
+        self._covered = snapshot["covered"]
+        self._missing = set(snapshot["missing"])
+        self._coming = set(snapshot["coming"])
+        self.leaving = set(snapshot["leaving"])
+        self.finished = set(snapshot["finished"])
+        self.retired = set(snapshot["retired"])
+        self._ready = set(snapshot["ready"])
+        self._suspects = {role: (said[0], said[1]) for role, said in snapshot["suspects"].items()}
+        self._broken = set(snapshot["broken"])
+
+    def taken_over(self) -> list[Decision]:
+        """Another controller carries out what is decided here: servers will say again that they listen."""
+        self._ready.clear()
+        return [WaitForCause()] if self._suspects and not self._closing else []
+
+    def seen(self, role: str, rank: int, incarnation: int) -> None:
+        """This one was started, whatever the snapshot says (its disk may have been full)."""
+        if role == "server":
+            self.server_incarnations[rank] = max(self.server_incarnations.get(rank, 0), incarnation)
+        else:
+            self.incarnations[rank] = max(self.incarnations.get(rank, 0), incarnation)
+            self.restarts.setdefault(rank, 0)
+
+    def outdated(self, role: str, rank: int, incarnation: int) -> bool:
+        """Whether another process has, or is to have, the place of this one."""
+        numbers = self.server_incarnations if role == "server" else self.incarnations
+        return incarnation < numbers.get(rank, 0)
+
+    @property
+    def wanted(self) -> list[Launch]:
+        """The processes that there should be, but for those that have only to end."""
+        if self.state is RunState.PENDING or self.state.over:
+            return []
+        launches = [each for each in self._launch_all() if isinstance(each, Launch)]
+        return [each for each in launches if each.role == "server" or each.rank not in self.finished]
 
     def begin(self) -> list[Decision]:
         """Start everything."""

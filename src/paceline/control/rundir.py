@@ -3,6 +3,8 @@
     RUN/
       run.json          what was asked for: id, job, plan, command, versions
       status.json       where it stands, about once a second; whose process it is
+      control.json      what the next controller has to know, should this one die
+      lock              held as long as anybody runs it
       events.jsonl      what happened, one JSON object per line
       logs/             controller.log, server-0.log, worker-1.log, …
       checkpoints/      version-000000000050/, …
@@ -29,6 +31,7 @@ from typing import Any, Self
 
 import psutil
 
+from paceline.control.lock import RunLock
 from paceline.exceptions import PlanError, RunNotFound, UsageError
 from paceline.observe import ENDED, RunStatus
 from paceline.plan import Job, Plan
@@ -44,13 +47,14 @@ _SAME_START_S = 2.0
 
 
 class RunDirectory:
-    """One run's directory. Holds no file open; several processes may look at the same one.
+    """One run's directory. Several processes may look at the same one; who runs it holds its lock.
 
     Only the controller writes status.json and events.jsonl. Its threads may do so at the same time.
     """
 
     def __init__(self, path: Path, run_id: str | None = None) -> None:
         self.path = path
+        self.lock = RunLock(path)
         self._id = run_id
         self._lock = threading.Lock()
 
@@ -170,16 +174,49 @@ class RunDirectory:
             UsageError: the run is still going on.
         """
         if self.alive():
-            pid = self.read_status().get("controller", {}).get("pid")
-            raise UsageError(
-                f"run {self.id} is still going on (controller: process {pid}). "
-                "Stop it first, with Ctrl-C where it runs or `kill` and that number"
-            )
+            raise self.refusal()
+        self.own()
         record = self.record()
         before = {"at": _now(), **{key: record.get(key) for key in ("job", "command", "versions")}}
         record["resumes"] = [*record.get("resumes", []), before]
         self._write_record(record | _asked(job, plan, command))
         self.write_status(RunStatus(run_id=self.id, run_dir=str(self.path)).to_json())
+
+    def own(self) -> None:
+        """Make this process the one that runs it, until `lock.give_back`.
+
+        Raises:
+            UsageError: another one does.
+            PlanError: the directory cannot be written.
+        """
+        try:
+            mine = self.lock.take()
+        except OSError as error:
+            raise PlanError(
+                f"the run directory {self.path} cannot be written: {error.strerror or error}"
+            ) from error
+        if not mine:
+            raise self.refusal()
+
+    def refusal(self) -> UsageError:
+        """What to tell somebody who wants to run what another process runs."""
+        state = str(self.read_status().get("state", "unknown"))
+        pid = self.controller_pid()
+        if pid is None or not psutil.pid_exists(pid):
+            return UsageError(
+                f"run {self.id} is still going on (state {state}): its controller (process {pid}) died, and "
+                "another one is taking over. Try again in a moment"
+            )
+        return UsageError(
+            f"run {self.id} is still going on (state {state}, controller: process {pid}). Stop it first, "
+            f"with Ctrl-C where it runs or with `kill {pid}`, and resume it then"
+        )
+
+    def controller_pid(self) -> int | None:
+        """The process that runs it, or that did so last."""
+        holder = self.lock.holder() if self.lock.held() else None
+        pid = (self.read_status().get("controller") or {}).get("pid")
+        return holder if holder is not None else pid
 
     def record_setting(self, **settings: Any) -> None:
         """The run was switched to another mode, or has more or fewer workers: a resume goes on so."""
@@ -219,17 +256,11 @@ class RunDirectory:
         return events
 
     def alive(self) -> bool:
-        """Whether the run has not ended and the process that controls it is still there."""
+        """Whether the run has not ended and somebody runs it: its controller, or who is about to be that."""
         status = self.read_status()
-        controller = status.get("controller")
-        if status.get("state") in ENDED or not isinstance(controller, dict):
+        if status.get("state") in ENDED:
             return False
-        try:
-            process = psutil.Process(int(controller["pid"]))
-            same = abs(process.create_time() - float(controller["started"])) < _SAME_START_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except (psutil.Error, KeyError, TypeError, ValueError):
-            return False
+        return _is_there(status.get("controller")) or self.lock.held()
 
     def state(self) -> str:
         """The run's state for people; `crashed` if nobody controls it although it has not ended."""
@@ -239,6 +270,18 @@ class RunDirectory:
     def _write_record(self, record: Mapping[str, Any]) -> None:
         text = json.dumps(record, indent=2)
         write_text_atomically(self.path / "run.json", text + "\n", mode=0o600)
+
+
+def _is_there(controller: Any) -> bool:
+    """Whether this is a process that lives, and no other that has its number now."""
+    if not isinstance(controller, dict):
+        return False
+    try:
+        process = psutil.Process(int(controller["pid"]))
+        same = abs(process.create_time() - float(controller["started"])) < _SAME_START_S
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
 
 
 def runs_root() -> Path:

@@ -1,9 +1,10 @@
-"""What an engine starts, and what every engine can do."""
+"""What an engine starts, what every engine can do, and what a dead controller leaves to the next."""
 
+import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Engine", "Exit", "RoleSpec"]
+__all__ = ["Engine", "Exit", "Handover", "Left", "RoleSpec", "Succession"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class RoleSpec:
     """Address of the controller."""
     certificate: dict[str, Any] | None = None
     """With TLS, the role's certificate and key."""
+    patience_s: float = 0.0
+    """How long it goes on without a controller, if that dies; 0: not at all."""
     config: dict[str, Any] = field(default_factory=dict)
     """Arguments of ServerConfig or WorkerConfig."""
 
@@ -44,6 +47,50 @@ class Exit:
     signal: int | None
 
 
+@dataclass(frozen=True)
+class Succession:
+    """What is needed to replace a controller that dies: who takes over, and what only it had."""
+
+    call: str
+    """Who takes over: `package.module:function`, called with a Handover in a process of its own."""
+    run: str
+    """The run directory."""
+    log: str
+    """Where the output of who takes over goes."""
+    secret: str
+    """Hex."""
+    listener: int
+    """Descriptor of the socket that the roles dial: it never closes, so nobody else can have its name."""
+    lock: int
+    """Descriptor of the run directory's lock, which is never free while the run goes on."""
+    certificates: dict[str, Any] = field(default_factory=dict, repr=False)
+    """With TLS, each role's certificate and key."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """A role that a dead controller started last in its place."""
+
+    role: str
+    rank: int
+    incarnation: int
+    pid: int
+    status: int | None
+    """How it ended, as `waitpid` says; None: it runs."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What whoever takes over gets."""
+
+    succession: Succession
+    control: socket.socket
+    """To the fork server."""
+    roles: tuple[Left, ...]
+    died: float
+    """When the controller died, in Unix time."""
+
+
 class Engine(Protocol):
     """Starts, watches and kills processes. Not thread safe."""
 
@@ -61,6 +108,10 @@ class Engine(Protocol):
 
     def kill(self, role: str, rank: int, signal: int) -> None:
         """Send a signal to a role and all its children; nothing if it is gone."""
+
+    def guard(self, succession: Succession | None) -> None:
+        """See that somebody takes over if this process dies; with None, that everything ends then. An engine
+        that cannot does nothing."""
 
     def close(self) -> None:
         """Kill what still runs and release everything."""

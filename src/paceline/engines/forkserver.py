@@ -1,24 +1,40 @@
-"""A process with torch loaded that forks roles.
+"""A process with torch loaded that forks roles, and guards the controller.
 
 `main(FD)` in a fresh interpreter: FD is a stream socket to the engine. Lines of JSON: in come
-{"start": spec} and {"kill": pid, "signal": n}, out go {"started": name, "pid": pid} and {"exited": pid,
-"status": wait status}. When the engine closes the socket, or dies, all roles are killed.
+{"start": spec}, {"kill": pid, "signal": n}, {"guard": who takes over} with its descriptors, and {"close":
+true}; out go {"started": name, "pid": pid} and {"exited": pid, "status": wait status}.
+
+When the engine closes, all roles are killed. When it dies without a word, so are they, unless it asked to be
+guarded: then the roles go on, and a fork of this process takes over (`Handover`).
 
 Python's own forkserver would pickle its arguments, import the parent's __main__ and start a resource
 tracker; here a role is the same JSON that the other engines carry (docs/decisions.md).
 """
 
+import array
+import collections
 import contextlib
 import gc
+import importlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
+from paceline.engines.base import Handover, Left, Succession
+
 __all__ = ["kill_group", "main"]
+
+_MOST_DESCRIPTORS = 2
+_MOST_HEIRS, _WITHIN_S = 10, 60.0
+"""More controllers than this that die so soon one after the other would not be the last."""
 
 
 class ForkServer:
@@ -27,7 +43,14 @@ class ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._buffer = b""
-        self._running: set[int] = set()
+        self._descriptors: list[int] = []
+        """That came with a message which is not dealt with yet."""
+        self._running: dict[int, tuple[str, int, int]] = {}
+        self._left: dict[tuple[str, int], Left] = {}
+        """Who was started last in each place."""
+        self._succession: Succession | None = None
+        self._heirs: set[int] = set()
+        self._takeovers: collections.deque[float] = collections.deque(maxlen=_MOST_HEIRS)
         # SIGCHLD wakes the selector through this pipe.
         self._wakened, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waker = waker
@@ -36,7 +59,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
-        """Serve until the engine is gone."""
+        """Serve until the engine is gone, and nobody takes over."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakened, selectors.EVENT_READ)
@@ -44,12 +67,13 @@ class ForkServer:
                 while True:
                     for key, _ in selector.select():
                         if key.fileobj is self._control:
-                            data = self._control.recv(1 << 16)
-                            if not data:
-                                return
-                            *lines, self._buffer = (self._buffer + data).split(b"\n")
-                            for line in lines:
-                                self._handle(json.loads(line))
+                            dead = self._control
+                            if not self._receive():
+                                if not self._find_heir():
+                                    return
+                                selector.unregister(dead)
+                                dead.close()
+                                selector.register(self._control, selectors.EVENT_READ)
                         else:
                             os.read(self._wakened, 4096)
                             self._reap()
@@ -57,44 +81,159 @@ class ForkServer:
                 for pid in self._running:
                     kill_group(pid, signal.SIGKILL)
 
+    def _receive(self) -> bool:
+        """Deal with what the engine says. False: it has gone."""
+        room = socket.CMSG_LEN(_MOST_DESCRIPTORS * 4)
+        data: bytes = b""
+        with contextlib.suppress(ConnectionResetError):  # it died and left something unread
+            data, ancillary, _, _ = self._control.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
+            for _, _, rights in ancillary:
+                self._descriptors.extend(array.array("i", rights))
+        if not data:
+            return False
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "close" in message:
+                self._succession = None
+                return False
+            self._handle(message)
+        return True
+
     def _handle(self, message: dict[str, Any]) -> None:
         if "start" in message:
             self._fork(message["start"])
+        elif "guard" in message:
+            self._be_guard(message["guard"])
         elif message["kill"] in self._running:
             kill_group(message["kill"], message["signal"])
 
     def _fork(self, spec: dict[str, Any]) -> None:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.close(self._wakened)
-                os.close(self._waker)
-                self._control.close()
-                from paceline.engines.role import become
+        def be_role() -> int:
+            from paceline.engines.role import become
 
-                code = become(spec)
-            finally:
-                with contextlib.suppress(Exception):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                os._exit(code)
-        self._running.add(pid)
+            self._release()
+            return become(spec)
+
+        pid = _forked(be_role)
+        who = (spec["role"], spec["rank"], spec["incarnation"])
+        self._running[pid] = who
+        self._left[who[:2]] = Left(*who, pid, None)
         self._say({"started": f"{spec['role']}:{spec['rank']}", "pid": pid})
 
     def _reap(self) -> None:
-        for pid in list(self._running):
+        for pid in [*self._running, *self._heirs]:
             done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                self._running.discard(pid)
-                kill_group(pid, signal.SIGKILL)  # its own children, if it left any
-                self._say({"exited": pid, "status": status})
+            if not done:
+                continue
+            if pid in self._heirs:
+                self._heirs.discard(pid)
+                continue
+            who = self._running.pop(pid)
+            kill_group(pid, signal.SIGKILL)  # its own children, if it left any
+            if self._left[who[:2]].pid == pid:
+                self._left[who[:2]] = Left(*who, pid, status)
+            self._say({"exited": pid, "status": status})
 
     def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
+
+    # --- the controller's death -------------------------------------------------------------------
+
+    def _be_guard(self, wish: dict[str, Any] | None) -> None:
+        self._close_guarded()
+        if wish is not None:
+            listener, lock = self._descriptors
+            self._descriptors = []
+            self._succession = Succession(**wish, listener=listener, lock=lock)
+
+    def _close_guarded(self) -> None:
+        if self._succession is not None:
+            os.close(self._succession.listener)
+            os.close(self._succession.lock)
+            self._succession = None
+
+    def _find_heir(self) -> bool:
+        """The controller died: have a fork of this process take over, if it wished that."""
+        succession, now = self._succession, time.monotonic()
+        if succession is None:
+            return False
+        if len(self._takeovers) == _MOST_HEIRS and now - self._takeovers[0] < _WITHIN_S:
+            sys.stderr.write(f"{_MOST_HEIRS} controllers died within a minute: the run ends\n")
+            return False
+        self._takeovers.append(now)
+        self._reap()
+        mine, theirs = socket.socketpair()
+        handover = Handover(succession, theirs, tuple(self._left.values()), time.time())
+
+        def be_heir() -> int:
+            mine.close()
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for pipe in (self._wakened, self._waker):
+                os.close(pipe)
+            self._control.close()
+            _tell_terminal(succession.run)
+            _write_to(succession.log)
+            module, _, name = succession.call.partition(":")
+            try:
+                take_over: Callable[[Handover], int] = getattr(importlib.import_module(module), name)
+                return take_over(handover)
+            except BaseException:
+                traceback.print_exc()
+                # In order, so that nobody tries again: it would end like this, too.
+                with contextlib.suppress(OSError):
+                    theirs.sendall(b'{"close": true}\n')
+                return 1
+
+        self._heirs.add(_forked(be_heir))
+        theirs.close()
+        self._control, self._buffer = mine, b""
+        return True
+
+    def _release(self) -> None:
+        """In a role: nothing of ours stays open."""
+        os.close(self._wakened)
+        os.close(self._waker)
+        self._control.close()
+        self._close_guarded()
+
+
+def _forked(be: Callable[[], int]) -> int:
+    """Fork a process that is this and nothing else. Returns its number."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            code = be()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def _tell_terminal(run: str) -> None:
+    """Where the dead controller's output went, if somebody reads it: the run has not ended."""
+    text = (
+        "paceline: the controller was killed, and the run goes on in the background: "
+        f"`paceline top {run}` shows it, `kill {os.getpid()}` stops it.\n"
+    )
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, text.encode())
+
+
+def _write_to(log: str) -> None:
+    """Output goes to this file from now on: the terminal was the dead controller's."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)
 
 
 def kill_group(pid: int, number: int) -> None:

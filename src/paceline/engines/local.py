@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Self
 
-from paceline.engines.base import Exit, RoleSpec
+from paceline.engines.base import Exit, Handover, RoleSpec, Succession
 from paceline.engines.forkserver import kill_group
 
 __all__ = ["LocalEngine"]
+
+_CLOSE_S = 5.0
 
 
 class LocalEngine:
@@ -26,39 +29,64 @@ class LocalEngine:
         program: what workers run instead of a script; given, roles are forks of this process.
     """
 
+    _forked: "_Forks | None" = None
+    _process: subprocess.Popen[bytes] | None = None
+
     def __init__(self, program: Callable[[], None] | None = None) -> None:
+        self._reset()
+        if program is None:
+            self._begin()
+        else:
+            self._control, theirs = socket.socketpair()
+            self._forked = _Forks(theirs, program)
+
+    def _reset(self) -> None:
         self._running: dict[int, tuple[str, int, int]] = {}
-        self._program = program
         self._waiting: list[tuple[str, int, int]] = []
         self._signals: list[tuple[tuple[str, int, int], int]] = []
-        self._begin()
+        self._found: list[Exit] = []
+        self._buffer = b""
+        self._gone = False
+        self._succession: Succession | None = None
 
     def _begin(self) -> None:
+        """Start a fork server."""
         self._buffer = b""
         self._gone = False
         mine, theirs = socket.socketpair()
         self._control = mine
-        if self._program is None:
-            start = f"from paceline.engines.forkserver import main; main({theirs.fileno()})"
-            command = [sys.executable, "-c", start]
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        else:
-            self._process = None
-            self._forked = _Forks(theirs, self._program)
-        if self._process is not None:
-            theirs.close()
+        start = f"from paceline.engines.forkserver import main; main({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", start],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        if self._succession is not None:
+            self.guard(self._succession)
+
+    @classmethod
+    def taken_over(cls, handover: Handover) -> Self:
+        """Go on with the fork server, and with the roles, of a process that died."""
+        engine = cls.__new__(cls)
+        engine._reset()
+        engine._control = handover.control
+        for left in handover.roles:
+            who = (left.role, left.rank, left.incarnation)
+            if left.status is None:
+                engine._running[left.pid] = who
+            else:
+                engine._found.append(_exit(who, left.status))
+        engine._succession = handover.succession
+        return engine
 
     def start(self, spec: RoleSpec) -> None:
         """See Engine."""
         if self._gone:  # the fork server was killed: another one takes its place
             self._control.close()
-            assert self._process is not None
-            self._process.wait()
+            if self._process is not None:
+                self._process.wait()
             self._begin()
         self._waiting.append((spec.role, spec.rank, spec.incarnation))
         self._say({"start": spec.to_json()})
@@ -73,14 +101,14 @@ class LocalEngine:
 
     def exits(self) -> list[Exit]:
         """See Engine."""
-        found: list[Exit] = []
+        found, self._found = self._found, []
         while select.select([self._control], [], [], 0)[0]:
             data = b""
             with contextlib.suppress(ConnectionResetError):  # it left something unread
                 data = self._control.recv(1 << 16)
             if not data:
                 # The fork server itself was killed: so were its roles.
-                self._gone = self._process is not None
+                self._gone = self._forked is None
                 gone = [*self._running.values(), *self._waiting]
                 self._running.clear()
                 self._waiting.clear()
@@ -96,11 +124,7 @@ class LocalEngine:
                         if waiting == who:
                             self._say({"kill": message["pid"], "signal": number})
                 else:
-                    who = self._running.pop(message["exited"])
-                    status = message["status"]
-                    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-                    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-                    found.append(Exit(*who, code, killed))
+                    found.append(_exit(self._running.pop(message["exited"]), message["status"]))
         return found
 
     def pids(self) -> dict[str, int]:
@@ -114,25 +138,49 @@ class LocalEngine:
                 self._say({"kill": pid, "signal": signal})
         self._signals += [(who, signal) for who in self._waiting if who[:2] == (role, rank)]
 
+    def guard(self, succession: Succession | None) -> None:
+        """See Engine. Roles that are forks of this process cannot be guarded: they know no other."""
+        self._succession = succession
+        if succession is None:
+            self._say({"guard": None})
+            return
+        wish = asdict(succession)
+        descriptors = [wish.pop("listener"), wish.pop("lock")]
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._control, [json.dumps({"guard": wish}).encode() + b"\n"], descriptors)
+
     def close(self) -> None:
         """See Engine."""
-        if self._process is not None:
+        if self._forked is not None:
+            self._forked.close()
             self._control.close()
+            return
+        self._say({"close": True})
+        if self._process is None:  # it is not our child: its end of the socket closes with it
+            self._control.settimeout(_CLOSE_S)
+            with contextlib.suppress(OSError):
+                while self._control.recv(1 << 16):
+                    pass
+        self._control.close()
+        if self._process is not None:
             try:
-                self._process.wait(timeout=5)
+                self._process.wait(timeout=_CLOSE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        else:
-            self._forked.close()
-            self._control.close()
 
     def _say(self, message: dict[str, Any]) -> None:
-        if self._process is None:
+        if self._forked is not None:
             self._forked.handle(message)
             return
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _exit(who: tuple[str, int, int], status: int) -> Exit:
+    """How a process ended, from what `waitpid` said."""
+    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    return Exit(*who, os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, killed)
 
 
 class _Forks:
@@ -151,7 +199,7 @@ class _Forks:
         """The same messages as the fork server's."""
         if "start" in message:
             self._fork(message["start"])
-        elif message["kill"] in self._running:
+        elif "kill" in message and message["kill"] in self._running:
             kill_group(message["kill"], message["signal"])
 
     def _fork(self, spec: dict[str, Any]) -> None:

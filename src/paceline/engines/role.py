@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from paceline.comm import Address, Certificate, Kind, Secret, connect
+from paceline.comm import Address, Certificate, Kind, Secret
 from paceline.comm.clocks import ask_clock
+from paceline.comm.lasting import LastingLink
 from paceline.exceptions import LinkError
 from paceline.ps import ServerConfig, serve
 from paceline.worker import WorkerConfig, run_worker
@@ -36,11 +37,12 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
     shown = spec.get("certificate")
     secret = Secret(bytes.fromhex(spec["secret"]), None if shown is None else Certificate.from_json(shown))
     try:
-        controller = connect(Address.from_json(spec["controller"]), secret, peer="controller")
+        address = Address.from_json(spec["controller"])
+        controller = LastingLink(address, secret, patience_s=spec["patience_s"])
         if not controller.local:
             spec["config"]["clock_ns"] = ask_clock(controller)
         hello = {key: spec[key] for key in ("role", "rank", "incarnation")}
-        controller.send(Kind.HELLO, {**hello, "pid": os.getpid()})
+        controller.hello({**hello, "pid": os.getpid()})
         config: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in spec["config"].items()
         }
@@ -57,7 +59,7 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
         body = {"error": type(error).__name__, "message": str(error), "traceback": text[-16000:]}
         with_traceback = {**body, "secondary": isinstance(error, LinkError)}
         try:
-            controller.send(Kind.ERROR, with_traceback)
+            controller.say_last(Kind.ERROR, with_traceback)
         except (LinkError, OSError):
             sys.stderr.write(f"{name}: the controller is gone\n")
         return 1

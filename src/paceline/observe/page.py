@@ -487,6 +487,7 @@ class _Page:
         status = self.status
         rows = [
             ("workers replaced", words.count(status.restarts)),
+            ("controllers replaced", words.count(status.takeovers)),
             ("pushes refused (NaN or Inf)", words.count(status.refused)),
             ("pushes dropped (late or repeated)", words.count(status.dropped)),
             ("pushes lost with a role that died", words.count(status.lost)),

@@ -132,6 +132,7 @@ def summary_of(
         "dropped": status.dropped,
         "lost": status.lost,
         "restarts": status.restarts,
+        "takeovers": status.takeovers,
         "checkpoints": status.checkpoints,
     }
     found: dict[str, Any] = _finite(summary)

@@ -117,6 +117,8 @@ class RunStatus:
     """Updates that were lost when a server died and the run went back to a checkpoint."""
     restarts: int = 0
     """Workers replaced."""
+    takeovers: int = 0
+    """Controllers that died and were replaced."""
     checkpoints: list[str] = field(default_factory=list)
     """Names of those that are kept, oldest first."""
     leases: list[dict[str, Any]] = field(default_factory=list)

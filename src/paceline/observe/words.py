@@ -92,6 +92,7 @@ def trouble(status: RunStatus) -> list[str]:
     """What went wrong and was dealt with; empty for most runs."""
     found = {
         plural(status.restarts, "restart"): status.restarts,
+        f"{plural(status.takeovers, 'controller')} replaced": status.takeovers,
         f"{count(status.refused)} refused": status.refused,
         f"{count(status.dropped)} dropped": status.dropped,
         f"{count(status.lost)} lost": status.lost,

@@ -2,10 +2,10 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from paceline.comm.protection import BLOCKS, protection
 from paceline.exceptions import PlanError, UsageError
@@ -78,6 +78,17 @@ class Plan:
             "groups": [list(group) for group in self.groups],
             "warnings": list(self.warnings),
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` made, as it was decided then: nothing is looked at again."""
+        return cls(
+            job=Job.from_json(data["job"]),
+            roles=tuple(RolePlan(**role) for role in data["roles"]),
+            mode=parse_mode(data["mode"]),
+            groups=tuple(tuple(group) for group in data["groups"]),
+            warnings=tuple(data["warnings"]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
+from paceline.comm.lasting import LastingLink
 from paceline.data.leases import Lease
 from paceline.exceptions import CheckpointError, DeadlineError, FrameError, LinkError, PlanError
 from paceline.modes import parse_mode
@@ -70,7 +71,7 @@ class _Change:
 class LeadServer(Server):
     """See the module."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
+    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         super().__init__(config, secret, controller)
         resumed = load(Path(config.resume)) if config.resume else None
         self._begin_leading(new_lead(config, None, None), Adoption(resumed, self.mode), gate=set())
@@ -226,6 +227,11 @@ class LeadServer(Server):
         elif frame.kind is Kind.STOP:
             self._running = False
 
+    def _controller_back(self, fresh: Connection) -> None:
+        super()._controller_back(fresh)
+        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": None}
+        self._controller.send(Kind.STATS, body)
+
     # --- in another server's place ----------------------------------------------------------------
 
     def _follower_gone(self, rank: int, reason: str) -> None:
@@ -251,6 +257,7 @@ class LeadServer(Server):
         assert standby is not None
         self._standby, self._succeeds = None, False
         self._hub.handler = self
+        self._watch_controller()
         self._worker_handlers = self._handlers()
         adoption = Adoption(_still_there(standby.model["checkpoint"]), self.mode)
         adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
@@ -1106,7 +1113,7 @@ def _rank(connection: Connection) -> int:
     return int(connection.peer.partition(":")[2])
 
 
-def serve(config: ServerConfig, secret: bytes, controller: Connection) -> None:
+def serve(config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
     """Be a server in this process until the controller stops it."""
     if config.import_from is not None:
         sys.path.insert(0, config.import_from)

@@ -25,6 +25,7 @@ from paceline.comm.connection import spin_for
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.lasting import LastingLink
 from paceline.comm.protection import protection
 from paceline.comm.tls import Stream
 from paceline.comm.transfer import Transfer
@@ -124,7 +125,7 @@ class _Pushed:
 class Server:
     """Holds a shard and executes the run's order on it. `run` returns when the run is over."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: Connection) -> None:
+    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         self.config = config
         self.name = f"server:{config.rank}"
         self.mode = parse_mode(config.mode)
@@ -175,8 +176,8 @@ class Server:
         self._reduce_settings: Any = None
         self._lead_link: Connection | None = None
         self._worker_handlers = self._handlers()
-        self._hub.add(controller)
-        controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+        self._watch_controller()
+        self._meet_controller()
 
     def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
         """What workers send."""
@@ -209,6 +210,22 @@ class Server:
                 self._close()
                 self.spans.close()
         return self._running and self._succeeds
+
+    def _watch_controller(self) -> None:
+        """Hear of it when another controller takes over."""
+        self._controller.watch(lambda fresh: self._hub.post(lambda: self._controller_back(fresh)))
+
+    def _meet_controller(self) -> None:
+        """Listen to the controller, and say where workers find this server. It may be another one later."""
+        self._hub.add(self._controller)
+        self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+
+    def _controller_back(self, fresh: Connection) -> None:
+        if self._running:
+            self._controller.renew(fresh)
+            self._meet_controller()
+        else:
+            fresh.close()
 
     def _tick(self, now: float) -> None:
         """Called after every turn of the loop."""
@@ -273,7 +290,10 @@ class Server:
     def on_end(self, connection: Connection, reason: str) -> None:
         """A connection is over: a worker's means it left."""
         if connection is self._controller:
-            self._running = False
+            if self._controller.lasting and self._running:
+                self._controller.lost()
+            else:
+                self._running = False
         elif connection is self._lead_link:
             self._lead_link = None
             if self._running and self._standby is not None:
@@ -332,6 +352,8 @@ class Server:
 
     def _follow(self, lead: int, servers: dict[str, Any]) -> None:
         """That server leads: the first one, or one that takes the place of a lead that is gone."""
+        if self._lead_link is not None and lead == self._led_by:
+            return  # another controller says it again
         if self._lead_link is not None:  # what it sent before it died is still to be read
             link, self._lead_link = self._lead_link, None
             self._hub.release(link)

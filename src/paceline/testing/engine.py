@@ -24,6 +24,8 @@ class KeptEngine(LocalEngine):
             self.exits()
             assert time.monotonic() < deadline, f"still running: {self.pids()}"
         self._signals.clear()
+        if self._succession is not None:  # nobody is to take over a run that is over
+            self.guard(None)
 
     def shut_down(self) -> None:
         """End the fork server."""

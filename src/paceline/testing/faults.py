@@ -8,7 +8,8 @@ with faulty(random_faults(seed=7, workers=4, steps=100, kinds=("kill", "stop"), 
     …
 ```
 
-From a shell: `PACELINE_FAULTS="kill worker:1@5" paceline run …`. All kinds: `paceline.comm.faults`.
+From a shell: `PACELINE_FAULTS="kill worker:1@5" paceline run …`, and there also `kill controller@100`, which
+another one replaces (the controller of `fit` is your own process). All kinds: `paceline.comm.faults`.
 """
 
 import contextlib

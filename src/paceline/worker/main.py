@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from paceline.comm import Address, Connection, Kind
+from paceline.comm import Address, Kind
 from paceline.comm.compression import parse_compression
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
+from paceline.comm.lasting import LastingLink
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
 from paceline.modes import parse_mode
@@ -67,7 +68,7 @@ class WorkerConfig:
 def run_worker(
     config: WorkerConfig,
     secret: bytes,
-    controller: Connection,
+    controller: LastingLink,
     program: Callable[[], None] | None = None,
 ) -> int:
     """Run the script, or `program` when there is none. Returns the exit code of the process.
@@ -147,7 +148,7 @@ def run_worker(
                 "loader): nothing was trained. Call it once before the training loop."
             )
         session.finish()
-        controller.send(Kind.BYE)
+        controller.say_last(Kind.BYE)
     except SystemExit as error:
         return _exited(error, session, config, controller)
     except BaseException as error:
@@ -167,14 +168,14 @@ def _group(config: WorkerConfig, secret: bytes) -> GroupLinks | None:
     )
 
 
-def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, controller: Connection) -> int:
+def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, controller: LastingLink) -> int:
     """sys.exit() in the script: in order only with code 0 and after prepare()."""
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
     name = config.script or "the program"
     if code == 0 and session.prepared:
         try:
             session.finish()
-            controller.send(Kind.BYE)
+            controller.say_last(Kind.BYE)
         except PacelineError as failure:
             _report(controller, failure, session.version())
             return 1
@@ -188,7 +189,7 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
     return code or 1
 
 
-def _report(controller: Connection, error: BaseException, version: int = 0) -> None:
+def _report(controller: LastingLink, error: BaseException, version: int = 0) -> None:
     """Tell the controller what ended this worker.
 
     Args:
@@ -208,7 +209,7 @@ def _report(controller: Connection, error: BaseException, version: int = 0) -> N
         "version": version,
     }
     with contextlib.suppress(LinkError):
-        controller.send(Kind.ERROR, body)
+        controller.say_last(Kind.ERROR, body)
 
 
 def _users_part(error: BaseException) -> str:
