@@ -159,3 +159,30 @@ def test_groups_are_agreed_on_when_a_run_begins(run):
     ran, watch = scaled(run, 3, mode="allreduce")
     assert ran.error is None
     assert "resume` it with --workers 3" in watch.answers[0]["refused"]
+
+
+def test_the_last_leases_of_a_slow_worker_are_done_by_a_fast_one(run):
+    """Worker 1 sits on its first batch of each epoch until the epoch is over without it."""
+    source = (
+        TOOLS
+        + """
+import time
+model, optimizer, loader = prepared(samples=60)
+for epoch in range(3):
+    for number, (x, y) in enumerate(loader):
+        if RANK == 1 and number == 0:
+            done = RUN_DIR / f"over-{epoch}"
+            until = time.monotonic() + 20
+            while not done.exists() and time.monotonic() < until:
+                time.sleep(0.002)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (RUN_DIR / f"over-{epoch}").touch()
+"""
+    )
+    ran = run(source, workers=2, mode="asp")
+    assert ran.error is None
+    assert [(a["applied"], a["unused"]) for a in ran.status.leases[:3]] == [(60, 0)] * 3
+    assert ran.status.samples == 180
+    assert ran.status.dropped >= 1, "what it did later was done already"

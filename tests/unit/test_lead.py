@@ -341,3 +341,38 @@ def _check_random_run(mode: str, rng: random.Random) -> None:
     accounts = lead.book.accounts()[:epochs]
     assert [a["applied"] for a in accounts] == [samples] * epochs
     assert lead.totals.samples == samples * epochs
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp:20"])
+def test_of_two_pushes_of_the_same_samples_the_first_is_applied_and_the_other_dropped(mode):
+    lead = Lead(parse_mode(mode))
+    lead.book = LeaseBook(samples=12, batch_size=2, drop_last=False, by_round=False, copies="slow")
+    sequences = {0: 0, 1: 0}
+
+    def push(worker, lease):
+        sequences[worker] += 1
+        return lead.push(
+            Push(
+                id=PushId(worker, 0, sequences[worker]),
+                read_version=lead.version,
+                samples=2,
+                leases=(lease.id,),
+                void=False,
+            )
+        )
+
+    lead.join(0, 0)
+    lead.join(1, 0)
+    ((slow,), _) = lead.take(0, 0, 1, wait=True)
+    steps = []
+    for _ in range(6):
+        ((lease,), _) = lead.take(1, 0, 1, wait=True)
+        steps += push(1, lease)
+    late = push(0, slow)
+    applied = [tuple(p[:3]) for step in steps + late if step[0] == "apply" for p in step[1]]
+    assert len(applied) == len(set(applied)) == 6
+    assert all(worker == 1 for worker, _, _ in applied)
+    assert ["drop", 0, 0, 1] in late
+    assert any(step[:2] == ["admit", 0] for step in late), "its worker goes on all the same"
+    assert lead.book.accounts()[0]["applied"] == 12
+    assert lead.totals.dropped == 1

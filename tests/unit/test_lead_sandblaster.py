@@ -112,7 +112,7 @@ class Run:
         self.samples = samples
         self.lead = Lead(parse_mode("sandblaster"))
         self.lead.book = LeaseBook(
-            samples=samples, batch_size=batch, drop_last=False, by_round=False, duplicate=True
+            samples=samples, batch_size=batch, drop_last=False, by_round=False, copies="any"
         )
         self.lead.descent = Descent(Lbfgs(**options))
         self.servers = Servers(self.lead, servers)

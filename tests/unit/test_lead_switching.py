@@ -195,7 +195,8 @@ class World:
                     assert PushId(*push) not in self.applied
                     self.held |= {PushId(*push)} - self.void
                 case ["drop", *push]:
-                    assert PushId(*push) not in self.applied | self.held
+                    assert PushId(*push) not in self.applied
+                    self.held.discard(PushId(*push))  # somebody else was first with its samples
                     self.dropped.add(PushId(*push))
                     self.happened["drop"] += 1
                 case ["admit", rank, version]:

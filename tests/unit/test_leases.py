@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paceline.data import Lease, LeaseBook
+from paceline.data.leases import Copies
 from paceline.exceptions import UsageError
 
 
@@ -15,14 +16,14 @@ def book_of(
     *,
     by_round: bool = False,
     drop_last: bool = False,
-    duplicate: bool = False,
+    copies: Copies = "none",
 ) -> LeaseBook:
     book = LeaseBook(
         samples=samples,
         batch_size=batch_size,
         drop_last=drop_last,
         by_round=by_round,
-        duplicate=duplicate,
+        copies=copies,
     )
     for worker in range(workers):
         book.joined(worker)
@@ -281,14 +282,14 @@ def test_a_carried_lease_of_an_epoch_that_goes_on_returns_to_the_pool():
 
 def twins(samples: int = 2, workers: int = 3) -> tuple[LeaseBook, Lease, Lease]:
     """A book with all samples in one lease, held by worker 0, and its copy, held by worker 1."""
-    book = book_of(samples, samples, workers, duplicate=True)
+    book = book_of(samples, samples, workers, copies="any")
     (original,), (copy,) = book.take(0, 0, 5), book.take(1, 0, 5)
     assert copy.ranges == original.ranges and copy.id != original.id
     return book, original, copy
 
 
 def test_an_idle_worker_gets_a_copy_of_the_oldest_lease_that_is_out() -> None:
-    book = book_of(6, 2, 4, duplicate=True)
+    book = book_of(6, 2, 4, copies="any")
     taken = [book.take(worker, 0, 1)[0] for worker in (0, 0, 1)]
     assert book.take(0, 0, 5) == book.take(1, 0, 5) == ()  # they have work
     assert book.take(2, 0, 0) == ()
@@ -301,8 +302,8 @@ def test_an_idle_worker_gets_a_copy_of_the_oldest_lease_that_is_out() -> None:
 
 
 def test_without_the_option_or_by_rounds_there_are_no_copies() -> None:
-    for duplicate, by_round in ((False, False), (True, True)):
-        book = book_of(4, 2, 2, duplicate=duplicate, by_round=by_round)
+    for copies, by_round in (("none", False), ("any", True)):
+        book = book_of(4, 2, 2, copies=copies, by_round=by_round)
         book.take(0, 0, 1)
         book.finish(1, ids(book.take(1, 0, 1)))
         assert book.take(1, 0, 5) == ()
@@ -329,7 +330,7 @@ def test_the_first_of_two_twins_counts_and_the_other_is_void(first: int, refused
 
 
 def test_a_push_is_void_if_one_of_its_leases_is_done() -> None:
-    book = book_of(4, 2, 2, duplicate=True)
+    book = book_of(4, 2, 2, copies="any")
     (first,), (second,) = book.take(0, 0, 1), book.take(0, 0, 1)
     (copy,) = book.take(1, 0, 1)
     book.finish(1, [copy.id])
@@ -362,7 +363,7 @@ def test_when_both_twins_are_gone_their_samples_are_free() -> None:
 
 
 def test_a_short_rest_that_is_dropped_does_not_keep_from_copying() -> None:
-    book = book_of(5, 2, 3, duplicate=True, drop_last=True)
+    book = book_of(5, 2, 3, copies="any", drop_last=True)
     book.take(0, 0, 1)
     book.take(1, 0, 1)
     assert ranges(book.take(2, 0, 1)) == [((0, 2),)]
@@ -383,13 +384,13 @@ def test_a_carried_lease_is_not_copied_and_may_lose_to_its_twin() -> None:
 
 def test_nobody_helps_with_a_carried_lease() -> None:
     """Its gradient is there already: its worker waits with it for the next epoch."""
-    book = book_of(2, 2, 2, duplicate=True)
+    book = book_of(2, 2, 2, copies="any")
     book.carry(0, ids(book.take(0, 0, 1)))
     assert book.take(1, 0, 1) == ()
 
 
 def test_going_back_to_an_older_snapshot_forgets_twins() -> None:
-    book = book_of(2, 2, 2, duplicate=True)
+    book = book_of(2, 2, 2, copies="any")
     older = book.snapshot()
     book.take(0, 0, 1)
     book.take(1, 0, 1)
@@ -440,3 +441,42 @@ def test_twins_outlive_a_change_to_rounds() -> None:
     assert book.finish(1, [copy.id]) == 2
     assert book.finish(0, [original.id]) == 0
     assert book.turn_if_over(set())
+
+
+# --- copies of what the slow hold -------------------------------------------------------------------
+
+
+def test_whoever_is_twice_as_fast_gets_a_copy_of_a_slow_workers_last_lease():
+    book = LeaseBook(samples=12, batch_size=2, drop_last=False, by_round=False, copies="slow")
+    for worker in (0, 1):
+        book.joined(worker)
+    (slow,) = book.take(0, 0, 1)
+    done = 0
+    while leases := book.take(1, 0, 1):
+        if leases[0].ranges == slow.ranges:
+            break
+        book.finish(1, [leases[0].id])
+        done += 1
+    assert done == 5 and leases[0].ranges == slow.ranges
+    assert book.take(1, 0, 1) == (), "one copy of it"
+    assert book.finish(1, [leases[0].id]) == 2
+    assert not book.fresh(0, [slow.id])
+    assert book.finish(0, [slow.id]) == 0, "the other one was first"
+    assert book.turn_if_over(set())
+    assert book.accounts()[0]["applied"] == 12
+
+
+def test_workers_of_about_one_speed_wait_for_each_other():
+    book = LeaseBook(samples=12, batch_size=2, drop_last=False, by_round=False, copies="slow")
+    for worker in (0, 1):
+        book.joined(worker)
+    for _ in range(2):
+        for worker in (0, 1):
+            (lease,) = book.take(worker, 0, 1)
+            book.finish(worker, [lease.id])
+    (last,) = book.take(0, 0, 1)
+    (mine,) = book.take(1, 0, 1)
+    book.finish(1, [mine.id])
+    assert book.take(1, 0, 1) == ()
+    book.finish(0, [last.id])
+    assert book.accounts()[0]["applied"] == 12

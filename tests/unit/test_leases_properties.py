@@ -22,7 +22,7 @@ books = st.fixed_dictionaries(
         "batch_size": st.integers(1, 9),
         "drop_last": st.booleans(),
         "by_round": st.booleans(),
-        "duplicate": st.booleans(),
+        "copies": st.sampled_from(["none", "any"]),
     }
 )
 
@@ -229,7 +229,7 @@ class World:
         """Which lease the worker must get a copy of if it asks now: the oldest single one of another."""
         idle = epoch == self.book.epoch and not self.held[rank]
         enough = self.batch_size if self.settings["drop_last"] else 1
-        if not self.settings["duplicate"] or self.by_round or not idle or len(self.free) >= enough:
+        if self.settings["copies"] == "none" or self.by_round or not idle or len(self.free) >= enough:
             return None
         others = [(w, lease) for w, held in self.held.items() for lease in held.values() if w != rank]
         single = [(w, lease) for w, lease in others if lease.id not in self.twins]
@@ -290,7 +290,7 @@ def test_of_twins_the_first_one_counts() -> None:
     @settings(repeatable, max_examples=150)
     @given(books, st.integers(2, 7), st.integers(0, 2**64), st.booleans())
     def run(book: dict[str, int], ranks: int, seed: int, impatient: bool) -> None:
-        few = {"batch_size": 1 + book["samples"] // 5, "by_round": False, "duplicate": True}
+        few = {"batch_size": 1 + book["samples"] // 5, "by_round": False, "copies": "any"}
         world = World({**book, **few}, ranks, seed, impatient)
         while world.events < EVENTS_PER_RUN:
             world.step({**often, "join": 6 if len(world.held) == ranks else 60})

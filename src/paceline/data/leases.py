@@ -10,19 +10,21 @@ epoch, whoever comes or goes, and a slow worker simply takes fewer.
       └─give_back, left─┘          what is still in the pool when an epoch turns: unused
 
 The last leases of an epoch may be out twice, as twins, so that it does not end with the slowest worker
-(Dean et al., 2012). The first one that is finished counts, and the other is withdrawn.
+(Dean et al., 2012). The first one that is finished counts, and the other is withdrawn. A book gives copies to
+whoever has nothing else to do, or only of what a much slower worker holds.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paceline.exceptions import UsageError
 
-__all__ = ["Lease", "LeaseBook"]
+__all__ = ["Copies", "Lease", "LeaseBook"]
 
 Ranges = tuple[tuple[int, int], ...]
+Copies = Literal["none", "slow", "any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,13 @@ class LeaseBook:
         drop_last: leave a last batch (a last round in a by-round book) unused if it is short.
             Otherwise a short last round is split evenly, lower ranks first.
         by_round: deal by rounds instead of first come, first served.
-        duplicate: when first come, first served has nothing left, give a worker without leases a copy of
-            one that another worker holds.
+        copies: when first come, first served has nothing left, give a worker without leases a copy of one
+            that another worker holds: "any", only of one that is at most half as fast ("slow"), or
+            "none".
     """
 
     def __init__(
-        self, *, samples: int, batch_size: int, drop_last: bool, by_round: bool, duplicate: bool = False
+        self, *, samples: int, batch_size: int, drop_last: bool, by_round: bool, copies: Copies = "none"
     ) -> None:
         if samples < 1:
             raise UsageError(f"the data set is empty: leases need samples >= 1, got {samples}")
@@ -73,7 +76,7 @@ class LeaseBook:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._by_round = by_round
-        self._duplicate = duplicate
+        self._copies: Copies = copies
         self._next_id = 0
         # Members, and what each has taken and not finished.
         self._taken: dict[int, dict[int, Lease]] = {}
@@ -83,6 +86,8 @@ class LeaseBook:
         self._carried: set[int] = set()
         # Of those that are out twice: who holds the other one, and its id.
         self._twins: dict[int, tuple[int, int]] = {}
+        # Those whose twin was first, until somebody asks.
+        self._superseded: set[int] = set()
         self._accounts: list[dict[str, int]] = []
         self._open_epoch()
 
@@ -102,6 +107,8 @@ class LeaseBook:
         self._shares: dict[int, deque[Ranges]] = {}
         # Members that asked for a later epoch: they stopped early and get no more of this one.
         self._ahead: set[int] = set()
+        # How many leases of this epoch each worker has finished.
+        self._finished: Counter[int] = Counter()
 
     # Members
 
@@ -162,6 +169,12 @@ class LeaseBook:
         """
         return self._taken.get(worker, {}).keys() >= set(ids)
 
+    def superseded(self, ids: Iterable[int]) -> bool:
+        """Whether somebody else was first with one of these leases. It is told once."""
+        found = self._superseded.intersection(ids)
+        self._superseded -= found
+        return bool(found)
+
     def finish(self, worker: int, ids: Iterable[int], refused: bool = False) -> int:
         """The update computed from these leases was applied, or refused for good.
 
@@ -173,8 +186,10 @@ class LeaseBook:
         for lease, twin in self._withdraw(worker, ids):
             if twin is not None:
                 self._withdraw(twin[0], [twin[1]])
+                self._superseded.add(twin[1])
             self._accounts[lease.epoch]["refused" if refused else "applied"] += lease.samples
             samples += lease.samples
+            self._finished[worker] += lease.epoch == self.epoch
         return samples
 
     def give_back(self, worker: int, ids: Iterable[int]) -> None:
@@ -195,9 +210,14 @@ class LeaseBook:
         """
         self._carried.update(number for number in ids if number in self._taken.get(worker, {}))
 
-    def deal_by_round(self, by_round: bool) -> None:
-        """Go on by rounds, or first come, first served. What was dealt and not taken is dealt again."""
+    def deal_by_round(self, by_round: bool, copies: Copies | None = None) -> None:
+        """Go on by rounds, or first come, first served. What was dealt and not taken is dealt again.
+
+        Args:
+            copies: as in the constructor; None leaves that as it is.
+        """
         self._by_round = by_round
+        self._copies = copies or self._copies
         for worker in tuple(self._shares):
             self._return_shares(worker)
 
@@ -298,10 +318,13 @@ class LeaseBook:
 
     def _next_copy(self, worker: int) -> Lease | None:
         """A copy of the oldest lease that the epoch waits for, if the worker has no other work."""
-        if not self._duplicate or self._taken[worker].keys() - self._carried:
+        if self._copies == "none" or self._taken[worker].keys() - self._carried:
             return None
         settled = self._twins.keys() | self._carried
         single = [(n, who) for who, leases in self._taken.items() for n in leases.keys() - settled]
+        if self._copies == "slow":
+            fast = self._finished[worker]
+            single = [(n, who) for n, who in single if fast and fast >= 2 * self._finished[who]]
         if not single:
             return None
         number, holder = min(single)

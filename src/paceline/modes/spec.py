@@ -108,6 +108,14 @@ class ModeSpec:
         return self.spare == 0
 
     @property
+    def copies(self) -> Literal["none", "slow", "any"]:
+        """Whose last leases of an epoch are given out twice (see `LeaseBook`)."""
+        if self.by_epoch:
+            return "any"
+        free = self.spare is None and self.payload == "gradient" and self.inner is None
+        return "slow" if free else "none"
+
+    @property
     def by_epoch(self) -> bool:
         """Whether parameters change only when an epoch is over: it is one gradient of the whole data set."""
         return self.name == "sandblaster"

@@ -137,8 +137,9 @@ class Lead:
         self._norms = None if norm_bound is None else NormBound(norm_bound)
         self.refused_norm: tuple[float, float] | None = None
         """The norm of the last push, if it was refused for that, and the usual one."""
-        self._absurd: set[PushId] = set()
-        """Pushes that were refused for their norm: their workers think them sound, and so do the servers."""
+        self._left_out: set[PushId] = set()
+        """Pushes that are not applied though workers and servers think them sound: their norm is absurd, or
+        somebody else was first with their samples."""
         self._pushes: dict[PushId, Push] = {}
         self._held: set[PushId] = set()
         self._parked: dict[int, int] = {}
@@ -270,7 +271,7 @@ class Lead:
         for push in [p for p in self._pushes if p.worker == worker]:
             if push not in self._held:
                 del self._pushes[push]
-                self._absurd.discard(push)
+                self._left_out.discard(push)
             elif self.book:
                 self.book.finish(worker, self._pushes[push].leases, refused=self._pushes[push].void)
 
@@ -282,7 +283,7 @@ class Lead:
         usual = self._norms.usual
         if not self._norms.is_absurd(push.norm):
             return push
-        self._absurd.add(push.id)
+        self._left_out.add(push.id)
         self.refused_norm = (push.norm, usual or 0.0)
         return replace(push, void=True)
 
@@ -486,7 +487,7 @@ class Lead:
         self.machine, more = self.machine.switch(mode)
         self.mode = mode
         if self.book:
-            self.book.deal_by_round(mode.by_round)
+            self.book.deal_by_round(mode.by_round, mode.copies)
         # Who is admitted from here on is told of the new mode.
         at = len(steps)
         while at and steps[at - 1][0] == "admit":
@@ -500,8 +501,8 @@ class Lead:
             match instruction:
                 case Apply(pushes):
                     steps.append(self._apply(pushes, version))
-                    steps += [["drop", *_listed(push)] for push in pushes if push in self._absurd]
-                    self._absurd.difference_update(pushes)
+                    steps += [["drop", *_listed(push)] for push in pushes if push in self._left_out]
+                    self._left_out.difference_update(pushes)
                     version += 1
                 case Admit(worker):
                     steps.append(["admit", worker, self.machine.version])
@@ -513,7 +514,7 @@ class Lead:
                 case Drop(push):
                     dropped = self._pushes.pop(push, None)
                     self._held.discard(push)
-                    self._absurd.discard(push)
+                    self._left_out.discard(push)
                     self.totals.dropped += 1
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
@@ -527,6 +528,8 @@ class Lead:
         known = all(p.samples > 0 for p in pushes if not p.void)
         parts = []
         for p in pushes:
+            if self._too_late(p):
+                continue
             if self.book:
                 self.book.finish(p.id.worker, p.leases, refused=p.void)
             if p.void:
@@ -536,6 +539,15 @@ class Lead:
             weight = p.samples if known else 1
             parts.append([*_listed(p.id), weight, self.mode.scale(staleness)])
         return ["reduce" if self._clip_norm is not None else "apply", parts]
+
+    def _too_late(self, push: Push) -> bool:
+        """Whether somebody else was first with these samples: a slow worker's last leases are out twice."""
+        if self.book is None or not self.book.superseded(push.leases):
+            return False
+        self.totals.dropped += 1
+        self._left_out.add(push.id)
+        self.book.give_back(push.id.worker, push.leases)
+        return True
 
     def _add(self, descent: Descent, push: PushId) -> list[Any]:
         """The servers add a gradient to the epoch's sum, unless its samples are in it already: the last ones
@@ -548,7 +560,7 @@ class Lead:
         self.book.finish(push.worker, p.leases, refused=p.void)
         if p.void:
             self._refused(p.id.worker)
-            self._absurd.discard(push)
+            self._left_out.discard(push)
             descent.spoil()
             return ["drop", *_listed(push)]
         self._record(p, self.version)

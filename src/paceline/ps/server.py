@@ -1025,7 +1025,7 @@ def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | No
         batch_size=field(data, "batch_size", int),
         drop_last=field(data, "drop_last", bool),
         by_round=mode.by_round,
-        duplicate=mode.by_epoch,
+        copies=mode.copies,
     )
 
 

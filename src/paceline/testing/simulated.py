@@ -89,7 +89,7 @@ class SimulatedRun:
             batch_size=batch_size,
             drop_last=False,
             by_round=self.mode.by_round,
-            duplicate=self.mode.by_epoch,
+            copies=self.mode.copies,
         )
         self._events: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
