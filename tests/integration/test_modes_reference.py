@@ -517,7 +517,7 @@ def test_asp_with_damping_is_its_rule_in_the_order_of_the_log(run, damping, job)
     assert_as_replayed(ran, problem, gradients(problem), DAMPED[damping](problem))
 
 
-@pytest.mark.parametrize("damping", ["dc", "gap"])
+@pytest.mark.parametrize("damping", first(1, ["dc", "gap"]))
 def test_asp_with_damping_on_digits(run, damping):
     ran = go(run, f"asp+damping={damping}", workers=2, **DIGITS, **SLOW)
     assert max(staleness_of(ran)) >= 1

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from paceline.observe.diagnosis import diagnose
@@ -214,7 +215,11 @@ def test_a_killed_run_can_be_looked_at(tmp_path):
                 break
         status = json.loads((where / "status.json").read_text())
     finally:
-        process.kill()  # the roles die with the controller
+        # Stopped first: it would replace the fork server, as that would replace it.
+        process.send_signal(signal.SIGSTOP)
+        for each in psutil.Process(process.pid).children(recursive=True):
+            each.kill()
+        process.kill()
         process.communicate()
     data = RunData(where)
     facts = facts_of(data)

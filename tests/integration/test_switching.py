@@ -302,6 +302,7 @@ class Commanding:
                 enough(status)
 
 
+@pytest.mark.slow
 def test_the_command_switches_or_says_why_not_and_the_run_goes_on(run):
     modes = ["asp", "local:4", "backup:3", "asp+quorum=4", "fast", "asp", "ssp:1"]
     watch = Commanding(*modes)
