@@ -1,7 +1,19 @@
 """Parameter servers.
 
-* `server.py`   Server: sockets, and executing the run's one order of instructions on its shard.
-* `leader.py`   LeadServer: server 0, which also makes that order and gathers checkpoints.
+A server is made of layers, each a class of its own that builds on the one before:
+
+* `config.py`    ServerConfig: what it is told when it starts.
+* `executing.py` Executing: the run's one order of instructions, executed on its shard.
+* `attending.py` Attending: workers that attach, push, and whose links break.
+* `server.py`    Server: the loop, the controller, and following a lead.
+* `ordering.py`  Ordering: making that order, by what the Lead decides.
+* `gathering.py` Gathering: checkpoints.
+* `placing.py`   Placing: which server holds what; servers that die, come and go.
+* `leader.py`    LeadServer: server 0, or who leads in its place.
+
+What they use:
+
+* `standby.py`  Standby: what a follower keeps so that it can lead.
 * `lead.py`     Lead: the mode machine and the lease book, as the lead server uses them. No sockets.
 * `norms.py`    NormBound: which gradients are absurd, though finite.
 * `descent.py`  Descent: sandblaster's part of it, the sum of an epoch and the iteration at its end.
@@ -14,7 +26,8 @@
 * `saving.py`   Saver: one checkpoint in the making, from cut to commit; and reading one back.
 """
 
+from paceline.ps.config import ServerConfig
 from paceline.ps.leader import LeadServer, serve
-from paceline.ps.server import Server, ServerConfig
+from paceline.ps.server import Server
 
 __all__ = ["LeadServer", "Server", "ServerConfig", "serve"]

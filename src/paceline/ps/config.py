@@ -1,0 +1,97 @@
+"""What a server is told when it starts, and the Lead that follows from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.comm.frames import field
+from paceline.data.leases import LeaseBook
+from paceline.exceptions import (
+    PlanError,
+)
+from paceline.modes import parse_mode, parse_schedule
+from paceline.ps.lead import Lead
+from paceline.storage.checkpoint import Checkpoint
+
+__all__ = ["ServerConfig", "book_of", "new_lead"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What a server must know before anybody connects."""
+
+    rank: int
+    incarnation: int = 0
+    servers: int
+    lead: int = 0
+    """The server that leads."""
+    workers: int
+    mode: str
+    run_dir: str
+    deadline_s: float
+    replicas: int = 0
+    """So many other servers hold a copy of every slice."""
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 3
+    resume: str | None = None
+    """Path of the checkpoint to go on from."""
+    clip_norm: float | None = None
+    norm_bound: float | None = None
+    schedule: tuple[str, ...] = ()
+    """Modes that the run goes through by itself, as `500=ssp:4`."""
+    groups: tuple[Sequence[int], ...] = ()
+    """Ranks of the workers that all-reduce among themselves, in the modes that have groups."""
+    optimizers: tuple[str, ...] = ()
+    """Optimizers beyond torch.optim that workers may ask for."""
+    import_from: str | None = None
+    """The script's directory, where those optimizers may be, as they are for the script."""
+    spans_in: str | None = None
+    """Directory for its spans; None records none."""
+    clock_ns: int = 0
+    """From this host's monotonic clock to the run's time."""
+    faults: str = ""
+    """On purpose, for tests."""
+    host: str = "127.0.0.1"
+    threads: int = 1
+    worker_threads: int = 1
+    """Of all workers together."""
+
+
+def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Checkpoint | None) -> Lead:
+    """The Lead of a run that begins, or goes on from a checkpoint.
+
+    Args:
+        data: what the model's offer says about the loader; None if there is none.
+    """
+    mode = parse_mode(config.mode)
+    schedule = parse_schedule(mode, config.schedule)
+    lead = Lead(
+        mode,
+        clip_norm=config.clip_norm,
+        norm_bound=config.norm_bound,
+        schedule=schedule,
+        groups=config.groups,
+    )
+    lead.book = book_of(config, data)
+    if checkpoint is not None:
+        lead.restore(checkpoint.meta["lead"])
+    return lead
+
+
+def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | None:
+    """The leases of a run; None if it has no loader, or one without an end."""
+    if data is None or "samples" not in data:
+        return None
+    mode, samples = parse_mode(config.mode), field(data, "samples", int)
+    if samples < config.workers:
+        raise PlanError(
+            f"{config.workers} workers but only {samples} samples: every worker needs at least one. "
+            "Use fewer --workers or more data."
+        )
+    return LeaseBook(
+        samples=samples,
+        batch_size=field(data, "batch_size", int),
+        drop_last=field(data, "drop_last", bool),
+        by_round=mode.by_round,
+        copies=mode.copies,
+    )

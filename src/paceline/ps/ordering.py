@@ -1,0 +1,258 @@
+"""The order: what the Lead decides, forwarded to followers and executed here. A part of the lead server."""
+
+import contextlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.comm import Connection, Kind
+from paceline.data.leases import Lease
+from paceline.exceptions import LinkError
+from paceline.modes import parse_mode
+from paceline.modes.lbfgs import Answer
+from paceline.ps.adoption import Adoption
+from paceline.ps.lead import Event, Lead, Steps
+from paceline.ps.peers import WorkerPeer
+from paceline.ps.server import Server
+from paceline.storage.atomic import write_text_atomically
+
+__all__ = ["Ordering", "append_pushes", "open_pushes"]
+
+log = logging.getLogger("paceline.server")
+
+LEASES_AT_ONCE = 8
+
+
+class Ordering(Server):
+    """A server that runs the Lead. What it does about leases and checkpoints is in its subclasses."""
+
+    def _begin_ordering(self, lead: Lead, adoption: Adoption, gate: set[int] | None) -> None:
+        self._lead = lead
+        self._adoption = adoption
+        self._gate = gate
+        """Workers that wait for the others to come; None once training has begun."""
+        self._replicates = self.config.replicas > 0
+        self._events: list[Event] = []
+        """What the followers have not been told yet."""
+        self._followers: dict[int, Connection] = {}
+        self._request: str | None = None
+        """Whose switch is to take effect, at the end of a round."""
+        self._untold: set[int] = set()
+        """Workers that have not been told of the present mode."""
+        self._held_since: dict[int, float] = {}
+        self._acting = -1
+        """The worker whose message is being dealt with."""
+        self._norms: dict[int, float] = {}
+        self._norms_due = 0
+        self._after_norms: Steps = []
+        self._answers: list[list[Answer]] = []
+        self._said: set[str] = set()
+        self._pushes: IO[bytes]
+
+    def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
+        """Answer a worker that waits for leases."""
+        raise NotImplementedError
+
+    def _save_is_due(self) -> bool:
+        """Whether a checkpoint is to be cut after the update that is being ordered."""
+        raise NotImplementedError
+
+    def _begin_save(self) -> Steps:
+        """The step that cuts a checkpoint."""
+        raise NotImplementedError
+
+    def _switch(self, text: str, request: str) -> None:
+        """The controller wants another mode, and has seen that the run can carry it."""
+        mode = parse_mode(text)
+        if reason := self._lead.mode.carries(mode):
+            self._refuse_switch(request, reason)
+            return
+        if self._request is not None:
+            self._refuse_switch(self._request, f"a switch to {mode} came before it took effect")
+        self._request = request
+        self._act(self._do("switch", str(mode)))
+        if self._request == request and self._lead.mode == mode:
+            self._tell_mode()  # it is in it already, and what was to come was taken back
+
+    def _refuse_switch(self, request: str, reason: str) -> None:
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, {"refused_switch": reason, "request": request})
+
+    def _tell_mode(self) -> None:
+        request, self._request = self._request, None
+        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": request}
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, body)
+
+    def _do(self, *event: Any) -> Any:
+        """Let something happen to the Lead; the followers will hear of it with the next order."""
+        if self._replicates:
+            self._events.append([*event])
+        return self._lead.replay([*event])
+
+    def _act(self, steps: Steps) -> None:
+        """Make steps part of the order, then answer whoever waits for leases."""
+        self._order(steps)
+        while True:
+            if not self._lead.parks:
+                return
+            answers, more = self._do("granted", LEASES_AT_ONCE)
+            if not answers and not more:
+                return
+            self._order(more)
+            for worker, leases, over in answers:
+                if worker in self._peers:
+                    self._grant(self._peers[worker], leases, over=over)
+
+    def _order(self, steps: Steps) -> None:
+        """Forward steps to the followers, then execute them."""
+        if not steps:
+            return
+        if self._norms_due:  # an update is half done: what follows in the order waits for its commit
+            self._after_norms += steps
+            self._forward([], steps)
+            return
+        applies = [i for i, step in enumerate(steps) if step[0] in ("apply", "vectors")]
+        if applies and self._save_is_due():
+            at = applies[-1] + 1
+            steps = [*steps[:at], *self._begin_save(), *steps[at:]]
+        for i, step in enumerate(steps):
+            if step[0] in ("reduce", "ask"):
+                self._norms_due = len(self._placement.servers)
+                steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
+                break
+        self._forward(steps, self._after_norms)
+        self._orders.extend(steps)
+        self._advance()
+        if self._lead.descent is not None and self._lead.descent.news:
+            self._say_once(self._lead.descent.news)
+
+    def _forward(self, steps: Steps, held: Steps | None = None) -> None:
+        """Send steps to the followers, who is next in line to lead first."""
+        self._position += len(steps)
+        body: dict[str, Any] = {"steps": steps}
+        if self._replicates:
+            self._log.extend(steps)
+            events, self._events = self._events, []
+            body = {"steps": steps, "events": events, "held": held or []}
+        if not any(body.values()):
+            return
+        for link in self._followers.values():
+            with contextlib.suppress(LinkError):  # on_end says so
+                link.send(Kind.ORDER, body)
+
+    def _change_mode(self, text: str) -> None:
+        super()._change_mode(text)
+        self._untold = set(self._peers)
+        self._tell_mode()
+
+    def _released(self, worker: int, body: dict[str, Any]) -> None:
+        """A worker is answered: if somebody else's message brought it about, it has waited for that one."""
+        since = self._held_since.pop(worker, None)
+        if since is not None and self._acting not in (-1, worker):
+            body["on"], body["held"] = self._acting, round(time.monotonic() - since, 6)
+
+    def _refused(self, worker: int) -> None:
+        self._do("spoiled", worker)
+
+    def _reduced(self, number: int, norms: list[tuple[int, float]]) -> None:
+        self._add_norms(number, norms)
+
+    def _add_norms(self, number: int, norms: list[Any]) -> None:
+        if number != self._reduces or not self._norms_due:
+            return  # of a server whose slices' copies were enough
+        self._norms.update({int(i): float(x) for i, x in norms})
+        assert self.layout is not None
+        if len(self._norms) < len(self.layout.slices):
+            return
+        self._norms_due = 0
+        assert self.config.clip_norm is not None
+        norm = sum(self._norms[i] for i in sorted(self._norms)) ** 0.5
+        self._norms.clear()
+        held, self._after_norms = self._after_norms, []
+        # torch.nn.utils.clip_grad_norm_'s formula
+        steps: Steps = [["commit", min(1.0, self.config.clip_norm / (norm + 1e-6))]]
+        if self._save_is_due() and not any(step[0] == "reduce" for step in held):
+            steps += self._begin_save()
+        self._order([*steps, *held])
+
+    def _answered(self, answers: list[Answer]) -> None:
+        self._answers.append(answers)
+        self._norms_due -= 1
+        if self._norms_due:
+            return
+        parts, self._answers = self._answers, []
+        held, self._after_norms = self._after_norms, []
+        self._act([*self._lead.answered(parts), *held])
+
+    def _stats(self) -> dict[str, Any]:
+        totals = self._lead.totals
+        return {
+            "version": self._lead.version,
+            "epoch": self._lead.epoch,
+            "samples": totals.samples,
+            "pushes": totals.pushes,
+            "dropped": totals.dropped,
+            "refused": totals.refused,
+            "lost": self.lost,
+            "update_s": round(self.update_s, 6),
+            "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
+            "clocks": {str(k): v for k, v in self._lead.machine.clocks.items()},
+            "data": self._adoption.model.data if self._adoption.model else None,
+            "leases": self._lead.book.accounts()[-100:] if self._lead.book else [],
+            "parameters": self.layout.numel if self.layout else 0,
+        }
+
+    def _write_pushes(self) -> None:
+        lines = [
+            f"{r.version + 1},{r.push.id.worker},{r.push.id.incarnation},{r.push.id.sequence},"
+            f"{r.push.read_version},{r.staleness},{r.push.samples}\n"
+            for r in self._lead.applied
+        ]
+        self._lead.applied.clear()
+        try:
+            self._pushes.write("".join(lines).encode())
+        except OSError as error:
+            self._say_once(
+                f"pushes.csv in {self.config.run_dir} cannot be written: {error.strerror or error}. Training "
+                "goes on, but this record has gaps: make room there, or use another --run-dir next time."
+            )
+
+    def _say_once(self, text: str) -> None:
+        """Tell the user something that training does not stop for."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s", text)
+            with contextlib.suppress(LinkError):
+                self._controller.send(Kind.STATS, {"note": text})
+
+
+_PUSHES = "version,worker,incarnation,sequence,read_version,staleness,samples\n"
+
+
+def open_pushes(path: Path, applied: int) -> IO[bytes]:
+    """The record of every applied push. Unbuffered: what a full disk refuses is not kept in memory.
+
+    Args:
+        applied: how many the run goes on from: what came after them is undone, and no part of the record.
+    """
+    kept: list[str] = []
+    with contextlib.suppress(OSError):
+        kept = path.read_text().splitlines(keepends=True)[1 : 1 + applied]
+    write_text_atomically(path, "".join([_PUSHES, *kept]))
+    return path.open("ab", buffering=0)
+
+
+def append_pushes(path: Path, lead: Lead) -> IO[bytes]:
+    """The record, in another lead's place: what that one has not written is among the last applied."""
+    written = 0
+    with contextlib.suppress(OSError):
+        text = path.read_bytes()
+        written = max(0, text.count(b"\n") - 1)
+        if not text.endswith(b"\n"):  # it died while it wrote
+            os.truncate(path, text.rfind(b"\n") + 1)
+    missing = max(0, lead.totals.pushes - written)
+    lead.applied = lead.applied[len(lead.applied) - missing :] if missing <= len(lead.applied) else []
+    return path.open("ab", buffering=0)

@@ -1,0 +1,242 @@
+"""Which server holds what: servers that die, come and go. A part of the lead server.
+
+A placement is a step of the order. Before one in which servers are new, workers are told: they reach them,
+and send them what they will need; when all have, it is ordered.
+"""
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from paceline.comm import Connection, Frame, Kind
+from paceline.comm.frames import field
+from paceline.exceptions import CheckpointError, LinkError
+from paceline.params import Placement, bytes_of
+from paceline.ps.gathering import Gathering
+from paceline.ps.peers import MAX_STATE_BYTES
+from paceline.ps.standby import lead_to_json
+
+__all__ = ["Placing"]
+
+log = logging.getLogger("paceline.server")
+
+_ACCUSED_S = 2.0
+"""How long a worker says that it has lost a server, before we part with that server, too."""
+
+
+@dataclass
+class _Change:
+    """A placement to come. Workers are told of it first: they reach the servers that are new, and send them
+    what they will need."""
+
+    placement: Placement
+    addresses: dict[int, dict[str, Any]]
+    """Of the servers that are new."""
+    untold: set[int]
+    unready: set[int]
+    """Workers that have not heard of it, and that have not said that they are ready for it."""
+
+    def to_json(self) -> list[Any]:
+        return [self.placement.to_json(), {str(rank): where for rank, where in self.addresses.items()}]
+
+
+class Placing(Gathering):
+    """Places slices."""
+
+    def _begin_placing(self) -> None:
+        self._newcomers: dict[int, tuple[Connection, dict[str, Any]]] = {}
+        """Servers that are not in the order yet: their links, and where workers reach them."""
+        self._adopted: set[int] = set()
+        """Those of them that know the model."""
+        self._departing: set[int] = set()
+        """Servers that are to leave."""
+        self._settling: set[int] = set()
+        """Servers of which slices that change hands are not known to be where they should be."""
+        self._numbered = 0
+        """The highest number that a placement was given."""
+        self._where: dict[int, dict[str, Any]] = {}
+        """Where workers reach the followers."""
+        self._left_behind: dict[int, Connection] = {}
+        """Servers that hold nothing any more; they end when the controller says so."""
+        self._change: _Change | None = None
+        self._owed: set[int] = set()
+        """Workers with a request that the order has not answered."""
+        self._unplaced: set[int] = set()
+        """Workers that have not been told of the present placement."""
+        self._lost: dict[int, tuple[set[int], bool, float]] = {}
+        """Workers that lost servers: which, whether they want parameters, and since when they say so."""
+
+    def _follower_gone(self, rank: int, reason: str) -> None:
+        """Others hold copies of its slices, or the run cannot go on."""
+        able = self._replicates and self._gate is None and not self._settling
+        placement = self._latest_placement().without(rank) if able else None
+        if placement is None:
+            with contextlib.suppress(LinkError):  # the last that is known of what is lost
+                self._controller.send(Kind.STATS, self._stats())
+            self._fail(LinkError(f"{self.name} lost server:{rank}: {reason}"))
+            return
+        log.warning("server:%s: %s; others answer for its slices", rank, reason)
+        if self._saver is not None:
+            self._save_again = True
+            self._saver.part_written(CheckpointError(f"server:{rank} is gone"))
+        self._change = None
+        self._act([["place", *placement.to_json()]])
+        self._plan_change()
+
+    def _latest_placement(self) -> Placement:
+        """The last one in the order, whether we are there yet or not."""
+        steps = [*self._orders, *self._after_norms]
+        latest = next((step for step in reversed(steps) if step[0] == "place"), None)
+        return self._placement if latest is None else Placement.from_json(latest[1:])
+
+    def _follows(self, rank: int, connection: Connection) -> None:
+        """It is in the order from here on. Who is next in line to lead hears of everything first."""
+        self._followers[rank] = connection
+        self._followers = dict(sorted(self._followers.items()))
+
+    def _plan_change(self) -> None:
+        """Let workers get ready for the servers that there are now."""
+        latest = self._latest_placement()
+        servers = (latest.servers | self._adopted) - self._departing
+        if self._gate is not None or self.layout is None:
+            return
+        if servers == latest.servers and self._full(latest):
+            self._change = None
+            return
+        if self.mode.damping in ("dc", "gap"):
+            self._say_once(
+                f"servers cannot come or go while the run is in mode {self.mode}: what they need to know "
+                "of every worker's last parameters is not sent. The others go on without them."
+            )
+            return
+        self._numbered = number = max(latest.number, self._numbered) + 1
+        placement = Placement.over(self.layout, sorted(servers), self.config.replicas, number)
+        if placement.holders == latest.holders and servers == latest.servers:
+            self._change = None
+            return
+        addresses = {rank: where for rank, (_, where) in self._newcomers.items() if rank in servers}
+        workers = set(self._peers)
+        self._change = _Change(placement, addresses, workers, set(workers))
+        self._change_if_ready()
+
+    def _full(self, placement: Placement) -> bool:
+        """Whether every slice has as many copies as there can be."""
+        copies = min(self.config.replicas, len(placement.servers) - 1)
+        return all(len(holders) == copies + 1 for holders in placement.holders)
+
+    def _change_if_ready(self) -> None:
+        change = self._change
+        if change is None or change.unready & self._peers.keys() or self._lead.holds or self._norms_due:
+            return
+        self._change = None
+        self._forward([])  # what only those hear who were here before
+        for rank in change.addresses:
+            link, _ = self._newcomers.pop(rank)
+            self._adopted.discard(rank)
+            answered = {w: n - (w in self._owed) for w, n in self._lead.requests.items()}
+            body: dict[str, Any] = {"steps": [], "position": self._position, "answered": answered}
+            if self._replicates:
+                body["lead"] = lead_to_json(self._lead)
+            with contextlib.suppress(LinkError):
+                link.send(Kind.ORDER, body)
+            self._follows(rank, link)
+        self._settling = {*self._followers}
+        self._act([["place", *change.placement.to_json()]])
+        for rank in [r for r in self._followers if r not in change.placement.servers]:
+            self._departing.discard(rank)
+            self._left_behind[rank] = self._followers.pop(rank)
+
+    def _on_placed(self, rank: int, number: int) -> None:
+        """A server has come to a place in the order, and has all its slices from there on."""
+        if number != self._latest_placement().number:
+            return
+        if rank in self._left_behind:
+            with contextlib.suppress(LinkError):
+                self._controller.send(Kind.STATS, {"departed": rank})
+        if rank in self._settling:
+            self._settling.discard(rank)
+            if not self._settling and self._full(self._placement):
+                self._tell_whole()
+
+    def _give(self, server: int, number: int, tensors: dict[str, Tensor]) -> None:
+        with contextlib.suppress(LinkError):  # on_end says so
+            link = self._followers.get(server)
+            if link is not None:
+                link.send(Kind.STATE, {"number": number}, [memoryview(save(tensors))])
+
+    def _relay(self, giver: Connection, frame: Frame) -> None:
+        """Slices from one server to another."""
+        server = field(frame.body, "to", int)
+        if server == self.config.rank:
+            self._receive_gift(giver, frame)
+        elif server in self._followers:
+            blob = giver.read_blob(frame, MAX_STATE_BYTES)
+            with contextlib.suppress(LinkError):
+                number = field(frame.body, "number", int)
+                self._followers[server].send(Kind.STATE, {"number": number}, [memoryview(blob)])
+        else:
+            giver.read_blob(frame, MAX_STATE_BYTES)
+
+    def _tell_whole(self) -> None:
+        """All slices have all the copies that they should have."""
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, {"whole": sorted(self._placement.servers)})
+
+    def _catch_up(self, follower: Connection, position: int) -> None:
+        """A follower of the lead before has come: it lacks what only we have heard of."""
+        missing = self._position - position
+        if not 0 <= missing <= len(self._log):
+            raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {self._position}")
+        body = {"steps": [*self._log][len(self._log) - missing :], "held": self._after_norms}
+        follower.send(Kind.ORDER, body)
+
+    def _place(self, placement: Placement) -> None:
+        super()._place(placement)
+        self._unplaced = set(self._peers)
+        self._hub.post(self._answer_lost)
+
+    def _answer_lost(self) -> None:
+        """Workers that lost servers which the present placement does without can go on."""
+        servers = self._placement.servers
+        ready = [w for w, (lost, _, _) in self._lost.items() if not lost & servers]
+        for worker in sorted(ready):
+            _, fetch, _ = self._lost.pop(worker)
+            self._act([["admit", worker, self._lead.version, "fetch" if fetch else "keep"]])
+
+    def _hand_over(self, rank: int, link: Connection, checkpoint: str | None) -> None:
+        """Tell a follower what the run trains."""
+        model = self._adoption.model
+        assert model is not None and self._base is not None and self._region is not None
+        extras = save(self._adoption.extras) if self._replicates else b""
+        message = {
+            "layout": model.layout.to_json(),
+            "optimizer": model.spec.to_json(),
+            "data": model.data,
+            "state_keys": model.state_keys,
+            "checkpoint": checkpoint,
+            "placement": self._placement.to_json(),
+            "extras_bytes": len(extras),
+        }
+        slices = [model.layout.slices[i] for i in self._placement.held(rank)]
+        pieces = [] if link.local else [bytes_of(self._base[s.start : s.stop]) for s in slices]
+        payload = [*pieces, memoryview(extras)] if extras else pieces
+        link.send(Kind.ADOPT, message, payload, [self._region.fd] if link.local else ())
+
+    def _servers_facts(self) -> dict[str, Any]:
+        """What a worker must know to reach all servers."""
+        me = {self.config.rank: self._hub.listener.address.to_json()}
+        where = {str(rank): at for rank, at in {**self._where, **me}.items()}
+        placement = self._placement.to_json()
+        return {"placement": placement, "servers": where, "replicated": self._replicates}
+
+    def _check_lost(self, now: float) -> None:
+        """A worker lost a server that we still see: one of us is wrong, and the server is the one to go."""
+        for _worker, (lost, _, since) in [*self._lost.items()]:
+            for rank in lost & self._followers.keys() if now - since > _ACCUSED_S else ():
+                self._hub.end(self._followers[rank], "a worker cannot reach it any more")
+                with contextlib.suppress(LinkError):
+                    self._controller.send(Kind.STATS, {"unreachable": rank})
