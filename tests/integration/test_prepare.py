@@ -814,7 +814,7 @@ def seen_by_epoch(results: dict[int, Any]) -> list[list[int]]:
 )
 def test_the_users_sampler_decides_what_an_epoch_is_and_each_draw_is_used_once(run, loader):
     """Whatever the ranks' own random state: all workers together see what one process alone sees."""
-    from paceline.worker.session import AloneSession
+    from paceline.worker.alone import AloneSession
 
     ran = run(COUNT.format(loader=loader, stop=None), mode="ssp:1")
     assert ran.error is None, ran.error
@@ -1026,7 +1026,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 def test_a_script_that_runs_alone_gives_the_same_bits(run):
     """No servers: the same batches, the same kernels."""
-    from paceline.worker.session import AloneSession
+    from paceline.worker.alone import AloneSession
 
     loop = """
 model = build()

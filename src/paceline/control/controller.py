@@ -39,9 +39,10 @@ from paceline.control.machine import (
 )
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
+from paceline.control.steering import Steering
 from paceline.engines import Engine, RoleSpec, Succession
-from paceline.exceptions import FrameError, LinkError, RoleFailed, UsageError
-from paceline.modes import Guard, ModeSpec, in_words, parse_mode
+from paceline.exceptions import FrameError, LinkError, RoleFailed
+from paceline.modes import Guard, ModeSpec
 from paceline.observe import FAILURE_MARK, RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.resources import Sampler
 from paceline.observe.spans import unix_clock_ns
@@ -65,11 +66,9 @@ _LOOK_S = 0.2
 _MAX_STRANGERS = 1_000
 _ALONE_S = 30.0
 """How long roles go on without a controller, if somebody is to take over."""
-_GUARD = "guard"
-"""Names the guard's own request to switch."""
 
 
-class Controller:
+class Controller(Steering):
     """Runs a plan to its end.
 
     Args:
@@ -396,11 +395,6 @@ class Controller:
         with contextlib.suppress(LinkError):
             self._links[name].send(Kind.START, {"servers": servers, "lead": self._machine.lead})
 
-    @property
-    def _lead(self) -> str:
-        """The name of the server that leads."""
-        return f"server:{self._machine.lead}"
-
     def _go_on_without(self, rank: int, lead: int) -> None:
         """A server is gone; if it led, another one does now."""
         self._addresses.pop(rank, None)
@@ -665,162 +659,6 @@ class Controller:
                 f"spans cannot be written to {self.run_dir.path}: {body['spans_broken']}. Training goes on, "
                 "but the report will lack what follows: make room there, or use --no-spans."
             )
-
-    # --- the mode ---------------------------------------------------------------------------------
-
-    def _on_request(self, name: str, body: dict[str, Any]) -> None:
-        try:
-            match body.get("kind"):
-                case "switch":
-                    self._switch(name, parse_mode(str(body.get("mode"))))
-                case "scale":
-                    self._scale(name, body.get("workers"), body.get("servers"))
-                case other:
-                    raise UsageError(
-                        f"a request of kind {other!r:.40} is unknown here; known: 'switch', 'scale'"
-                    )
-        except UsageError as error:
-            self._answer(name, {"refused": str(error)})
-
-    def _scale(self, request: str, workers: Any, servers: Any) -> None:
-        """Have another number of workers, or servers. UsageError if this run cannot."""
-        if workers is None and servers is None:
-            raise UsageError("a scale request needs a number of workers or of servers")
-        if servers is not None:
-            self._check_servers_wanted(servers)
-        workers = len(self._machine.working) if workers is None else workers
-        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-            raise UsageError(f"workers={workers!r:.40}: a run needs at least one worker")
-        mode, data = parse_mode(self.status.mode), self.status.samples_per_epoch
-        if workers != len(self._machine.working) and (mode.grouped or mode.by_epoch):
-            raise UsageError(
-                f"in mode {mode} the workers are agreed on when the run begins: stop it, and `paceline "
-                f"resume` it with --workers {workers}"
-            )
-        mode.check(workers)
-        if data is not None and data < workers:
-            raise UsageError(f"{workers} workers but only {data} samples: every worker needs at least one")
-        if self._machine.state is not RunState.RUNNING:
-            raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
-        before = set(self._machine.working)
-        self._do(self._machine.scale(workers))
-        after = set(self._machine.working)
-        come = ", ".join(f"worker:{rank}" for rank in sorted(after - before))
-        go = ", ".join(f"worker:{rank}" for rank in sorted(before - after))
-        if come or go:
-            what = " and ".join(
-                ([f"{come} join{'s' * (len(after - before) == 1)}"] if come else [])
-                + ([f"{go} leave{'s' * (len(before - after) == 1)}"] if go else [])
-            )
-            self._note(f"from {len(before)} to {len(after)} workers: {what}")
-        self._set_mode(mode)
-        if servers is not None:
-            self._scale_servers(servers)
-        present = {"workers": len(after), "servers": len(self._machine.serving)}
-        with self._going_on_without_disk():
-            self.run_dir.record_setting(**present)
-        self._answer(request, {**present, "version": self.status.version})
-
-    def _scale_servers(self, servers: int) -> None:
-        before = self._machine.serving
-        self._do(self._machine.scale_servers(servers))
-        after = self._machine.serving
-        for rank in sorted(after - before):
-            self.status.servers[rank] = ServerStatus(rank=rank)
-        if names := sorted(before ^ after):
-            what = "join" if after > before else "leave"
-            who = ", ".join(f"server:{rank}" for rank in names)
-            self._note(f"from {len(before)} to {len(after)} servers: {who} {what}{'s' * (len(names) == 1)}")
-
-    def _check_servers_wanted(self, servers: Any) -> None:
-        """UsageError if the run cannot have so many servers."""
-        mode, job = parse_mode(self.status.mode), self.plan.job
-        if not isinstance(servers, int) or isinstance(servers, bool) or servers < 1:
-            raise UsageError(f"servers={servers!r:.40}: a run needs at least one server")
-        if servers <= job.replicas:
-            raise UsageError(
-                f"servers={servers}: with replicas={job.replicas} every parameter is on {job.replicas + 1} "
-                f"servers, so at least {job.replicas + 1} must stay"
-            )
-        reason = None
-        if mode.grouped or mode.by_epoch or mode.needs_memory:
-            reason = f"in mode {mode} the servers are agreed on when the run begins"
-        elif mode.damping in ("dc", "gap"):
-            reason = f"in mode {mode} servers remember what every worker read last, which is not handed on"
-        elif job.transfer.pipelined or job.compress_replies:
-            reason = "with overlap, prefetch or compress_replies slices cannot change hands"
-        if reason is not None:
-            raise UsageError(f"{reason}: stop the run, and `paceline resume` it with --servers {servers}")
-        if self._machine.state is not RunState.RUNNING:
-            raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
-
-    def _switch(self, request: str, mode: ModeSpec) -> None:
-        """Have the lead server go on in another mode. UsageError if this run cannot."""
-        present, job = parse_mode(self.status.mode), self.plan.job
-        if reason := present.carries(mode):
-            raise UsageError(reason)
-        mode.check(len(self._machine.working))
-        job.transfer.check(mode)
-        if job.clip_norm is not None and mode.name != "bsp":
-            raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
-        link = self._links.get(self._lead)
-        if link is None or self._machine.state is not RunState.RUNNING:
-            raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
-        if mode == present and not self._switching:
-            self._answer(request, {"mode": str(mode), "version": self.status.version})
-            return
-        self._switching[request] = mode
-        with contextlib.suppress(LinkError):
-            link.send(Kind.SWITCH, {"mode": str(mode), "request": request})
-
-    def _on_mode(self, text: str, version: int, request: str | None) -> None:
-        """The lead server goes on in this mode; `request` was to take effect with it."""
-        if text != self.status.mode:
-            self._set_mode(parse_mode(text))
-            self._note(f"from update {version} on in mode {text}")
-            with self._going_on_without_disk():
-                self.run_dir.record_setting(mode=text)
-        if request is None or request not in self._switching:
-            return
-        if str(self._switching[request]) == text:
-            self._answer(request, {"mode": text, "version": version})
-        else:
-            self._answer(request, {"refused": f"its schedule turned to {text} at update {version}"})
-
-    def _set_mode(self, mode: ModeSpec) -> None:
-        self.status.mode = str(mode)
-        self.status.rule = in_words(mode, len(self.plan.groups) or len(self._machine.working))
-
-    def _answer(self, request: str, body: dict[str, Any]) -> None:
-        self._switching.pop(request, None)
-        if request == _GUARD:
-            return
-        with self._going_on_without_disk():
-            self._requests.answer(request, body)
-
-    def _feed_guard(self, guard: Guard, body: dict[str, Any]) -> None:
-        """What happened since the lead's last report."""
-        before = self.status
-        counts = {int(staleness): int(count) for staleness, count in body["staleness"].items()}
-        new = {each: count - before.staleness.get(each, 0) for each, count in counts.items()}
-        guard.pushes(
-            {each: count for each, count in new.items() if count > 0},
-            refused=max(0, int(body["refused"]) - before.refused),
-        )
-        self._consult(guard)
-
-    def _consult(self, guard: Guard) -> None:
-        if self._machine.state is not RunState.RUNNING or _GUARD in self._switching:
-            return
-        decision = guard.verdict(parse_mode(self.status.mode))
-        if decision is None:
-            return
-        self._note(f"guard: {decision.reason}")
-        if decision.mode is not None:
-            try:
-                self._switch(_GUARD, decision.mode)
-            except UsageError as error:
-                self._note(f"guard: the run cannot be switched to {decision.mode}: {error}")
 
     def _on_saved(self, body: dict[str, Any]) -> None:
         path, reason = body["checkpoint"], body.get("reason")

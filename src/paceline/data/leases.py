@@ -25,6 +25,8 @@ __all__ = ["Copies", "Lease", "LeaseBook"]
 
 Ranges = tuple[tuple[int, int], ...]
 Copies = Literal["none", "slow", "any"]
+_CLEARLY = 4
+"""So many leases more than twice as many make a worker clearly faster than another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +325,8 @@ class LeaseBook:
         settled = self._twins.keys() | self._carried
         single = [(n, who) for who, leases in self._taken.items() for n in leases.keys() - settled]
         if self._copies == "slow":
-            fast = self._finished[worker]
-            single = [(n, who) for n, who in single if fast and fast >= 2 * self._finished[who]]
+            fast = self._finished[worker] - _CLEARLY
+            single = [(n, who) for n, who in single if fast >= 2 * self._finished[who]]
         if not single:
             return None
         number, holder = min(single)

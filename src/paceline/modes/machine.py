@@ -140,8 +140,11 @@ class Machine(ABC):
         """The worker is gone. Its pending push is dropped, and nobody waits for it any more."""
         return self._remove(worker) + self._settle()
 
-    def pushed(self, push: PushId, read_version: int) -> list[Instruction]:
+    def pushed(self, push: PushId, read_version: int, *, spent: bool = False) -> list[Instruction]:
         """A worker has finished a step that it computed from `read_version`, and waits.
+
+        A push that is `spent` (somebody else was first with its samples) is dropped; its worker has made a
+        step all the same.
 
         A push that came before is dropped and its worker admitted, since the first answer may have
         been lost; unless the worker still waits: then its answer is on its way.
@@ -156,7 +159,7 @@ class Machine(ABC):
             return [refused, Admit(worker)]
         self._newest[worker] = push
         self._activate(worker)
-        return self._accept(push, read_version)
+        return self._decline(push) if spent else self._accept(push, read_version)
 
     def rested(self, worker: int) -> list[Instruction]:
         """The worker has nothing to push until it wakes, and is not waited for meanwhile."""
@@ -243,6 +246,11 @@ class Machine(ABC):
     @abstractmethod
     def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
         """Deal with a push that is new, of an active member that does not wait."""
+
+    def _decline(self, push: PushId) -> list[Instruction]:
+        """Deal with a push that is new, and of no use."""
+        self._step(push.worker)
+        return [Drop(push), *self._admit([push.worker])]
 
     @abstractmethod
     def _settle(self) -> list[Instruction]:
@@ -377,6 +385,13 @@ class Clocks(Machine):
         else:
             admitted = self._admit([push.worker, *self._freed()])
         return [*(self._flush() or [Hold(push)]), *admitted]
+
+    def _decline(self, push: PushId) -> list[Instruction]:
+        self._step(push.worker)
+        if self._leads(push.worker):
+            self._waiting.add(push.worker)
+            return [Drop(push)]
+        return [Drop(push), *self._admit([push.worker, *self._freed()])]
 
     def _settle(self) -> list[Instruction]:
         # Who rests once admitted leaves fewer to wait for, so the flush is decided after and comes before.

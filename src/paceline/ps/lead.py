@@ -298,7 +298,9 @@ class Lead:
         push = self._judged(push)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
-        return [*self._steps(self.machine.pushed(push.id, push.read_version)), *self._assigned()]
+        spent = self.book is not None and self.book.superseded(push.leases)
+        made = self.machine.pushed(push.id, push.read_version, spent=spent)
+        return [*self._steps(made), *self._assigned()]
 
     def take(
         self, worker: int, epoch: int, limit: int, *, wait: bool

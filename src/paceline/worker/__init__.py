@@ -1,7 +1,9 @@
 """The worker's side: the user's script, its loop, and the links to the servers.
 
-* `session.py`   Session: what prepare() talks to; of a run, or of a script that runs alone.
-* `client.py`    Client: the links to all servers: offer, attach, exchange, leases, state.
+* `alone.py`     Session: what prepare() talks to; of a script that runs alone.
+* `session.py`   RunSession: the same, of a worker of a run.
+* `links.py`     Links: to all servers, which break, and which of them holds what.
+* `client.py`    Client: what is said over them: offer, attach, exchange, leases, state.
 * `pipeline.py`  PipelinedClient: the same, with payloads that travel while the worker computes.
 * `gate.py`      nobody sees a parameter before it has arrived.
 * `encoding.py`  Encoders: gradients, compressed; Differences: replies, compressed.

@@ -33,7 +33,8 @@ from paceline.exceptions import LinkError
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Recorder
 from paceline.params import Layout, bytes_of
-from paceline.worker.client import Client, Grant, Written, error_of
+from paceline.worker.client import Client, Grant, Written
+from paceline.worker.links import error_of
 
 __all__ = ["PipelinedClient"]
 

@@ -1,11 +1,6 @@
-"""What prepare() talks to: the run this process is a worker of, or nobody.
-
-A script that runs alone gets a Session too: it draws the same batches and uses the same optimizer kernels
-as a run with one worker, so that both give bitwise the same result.
-"""
+"""What prepare() talks to in a worker of a run."""
 
 import contextlib
-import inspect
 import logging
 import threading
 import time
@@ -15,14 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader
 
 from paceline.comm import Connection, Kind, Region
 from paceline.comm.faults import OF_FRAMES, Faults
 from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
-from paceline.data.leases import LeaseBook
 from paceline.exceptions import LinkError, UsageError
 from paceline.modes import ModeSpec, parse_mode
 from paceline.observe.phases import PHASES, Phase
@@ -36,13 +28,14 @@ from paceline.params import (
     settings_of,
     tensor_views,
 )
+from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync, use_fused
 from paceline.worker.client import Client, Grant
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
 from paceline.worker.free import FreeExchange
 from paceline.worker.gate import guard_parameters
 from paceline.worker.group import Group, GroupLinks, part_of
 from paceline.worker.group_stepping import GroupMemory, GroupStepper
-from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
+from paceline.worker.loader import data_facts, lease_loader
 from paceline.worker.optimizer import make_exchanging, pack_state, unpack_state
 from paceline.worker.phases import watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
@@ -80,124 +73,6 @@ log = logging.getLogger("paceline.worker")
 LOG_S = 0.1
 STATS_S = 0.5
 """How often a worker tells the controller how it does."""
-
-
-class Session:
-    """What a script sees of the run it is part of."""
-
-    rank = 0
-    world_size = 1
-    prepared = False
-
-    def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """See `paceline.prepare`."""
-        raise NotImplementedError
-
-    def log(self, metrics: dict[str, float]) -> None:
-        """Show metrics in the progress display and keep them in the run directory."""
-
-    def assign(self) -> None:
-        """Make the servers take over the model's present parameters."""
-
-    @contextlib.contextmanager
-    def run_parameters(self) -> Iterator[None]:
-        """Within, the model has the run's parameters, not the worker's own."""
-        yield
-
-
-class Prepared:
-    """The arguments of prepare(), sorted."""
-
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self.models = [o for o in objects if isinstance(o, nn.Module)]
-        self.optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
-        self.loaders = [o for o in objects if isinstance(o, DataLoader)]
-        self.schedulers = [o for o in objects if isinstance(o, LRScheduler | ReduceLROnPlateau)]
-        sorted_out = [*self.models, *self.optimizers, *self.loaders, *self.schedulers]
-        for o in objects:
-            if not any(o is s for s in sorted_out):
-                raise UsageError(
-                    f"prepare() got a {type(o).__name__}; it takes a torch model, its optimizer, the "
-                    "training DataLoader, and learning-rate schedulers."
-                )
-        if len(self.models) != 1 or len(self.optimizers) != 1 or len(self.loaders) > 1:
-            raise UsageError(
-                f"prepare() got {len(self.models)} models, {len(self.optimizers)} optimizers and "
-                f"{len(self.loaders)} loaders; it takes one model, one optimizer and at most one loader (the "
-                "training data; evaluation data needs no preparing)."
-            )
-        self.model: nn.Module = self.models[0]
-        self.optimizer: torch.optim.Optimizer = self.optimizers[0]
-        self.loader: DataLoader[Any] | None = self.loaders[0] if self.loaders else None
-
-    def give_back(self, objects: Sequence[Any], loader: Any) -> list[Any]:
-        return [loader if o is self.loader and loader is not None else o for o in objects]
-
-
-class AloneSession(Session):
-    """`python train.py`: one process, no servers."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
-
-    def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        if self.prepared:
-            raise UsageError("prepare() was called twice in one script; prepare everything in one call.")
-        got = Prepared(objects)
-        self.prepared = True
-        use_fused(got.optimizer)
-        loader: LeasedLoader | StreamLoader | None = None
-        if got.loader is not None:
-            facts = data_facts(got.loader)
-            source = _AloneSource(facts)
-            loader = lease_loader(got.loader, source, seed=self._seed, rank=0, world_size=1)
-        _offer_no_sync(got.model)
-        return got.give_back(objects, loader)
-
-
-def use_fused(optimizer: torch.optim.Optimizer) -> None:
-    """Servers use torch's fused kernels; alone we do too, so that the results are the same bits."""
-    if "fused" not in inspect.signature(type(optimizer)).parameters:
-        return
-    for group in optimizer.param_groups:
-        if group.get("fused") is None and not group.get("foreach") and not group.get("differentiable"):
-            group.update(fused=True, foreach=False)
-
-
-class _AloneSource:
-    """Leases for a script that runs alone."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self._book: LeaseBook | None = None
-        self._epoch = 0
-        if "samples" in facts:
-            self._book = LeaseBook(by_round=True, **facts)
-            self._book.joined(0)
-
-    def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
-        if self._book is None:
-            self._epoch = max(self._epoch, epoch + wait)
-            return Grant([], self._epoch > epoch, False)
-        self._book.give_back(0, give_back)
-        leases = self._book.take(0, epoch, limit)
-        if not leases and wait:
-            self._book.turn_if_over({0})
-            leases = self._book.take(0, epoch, limit)
-        self._book.finish(0, [lease.id for lease in leases])
-        found = [(lease.id, list(lease.ranges)) for lease in leases]
-        return Grant(found, self._book.done(epoch), False)
-
-    def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
-        pass
-
-    def entering(self, epoch: int) -> None:
-        pass
-
-    def entered(self, epoch: int) -> None:
-        pass
-
-    def back(self) -> None:
-        pass
 
 
 class RunSession(Session):
@@ -302,7 +177,7 @@ class RunSession(Session):
             self._load_local(adopted.tensors)
         if isinstance(self._stepper, GroupStepper) and self.mode.inner is not None:
             self._stepper.share()
-        _offer_no_sync(got.model)
+        offer_no_sync(got.model)
 
         def loaded(module: nn.Module, keys: Any) -> None:
             if module is got.model:  # and not a copy of it (an average, say)
@@ -953,17 +828,6 @@ def _json_safe(metrics: dict[str, float]) -> dict[str, Any]:
 def _pin(memory: Tensor) -> None:
     """Let the GPU copy straight from and to shared memory."""
     torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-
-
-@contextlib.contextmanager
-def _no_sync() -> Iterator[None]:
-    yield
-
-
-def _offer_no_sync(model: nn.Module) -> None:
-    """DDP's no_sync(): here an exchange happens at optimizer.step() only, so there is nothing to skip."""
-    if not hasattr(model, "no_sync"):
-        model.no_sync = _no_sync  # type: ignore[assignment]
 
 
 _current: Session | None = None
