@@ -148,6 +148,7 @@ class Lead:
         # Clock and last epoch of those whose script ended in order; the epochs of the others.
         self._finished: dict[int, tuple[int, int]] = {}
         self._entered: dict[int, int] = {}
+        self._told_over: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
         self.requests: dict[int, int] = {}
         """The number of each worker's last request, where requests are numbered."""
@@ -238,7 +239,7 @@ class Lead:
         self._parked.pop(worker, None)
         self._finished.pop(worker, None)
         self._entered.pop(worker, None)
-        for numbers in (self.requests, self.takes, self.grants):
+        for numbers in (self.requests, self.takes, self.grants, self._told_over):
             numbers.pop(worker, None)
         if not self.speaks(worker):
             return []
@@ -318,15 +319,27 @@ class Lead:
             self._check_nobody_finished(worker, epoch)
         leases = self._draw(worker, epoch, limit)
         if leases or self.over(epoch) or not wait:
-            self._grant(worker, leases, self.over(epoch))
+            self._grant(worker, epoch, leases)
             return leases, []
         self._parked[worker] = epoch
         if not self.speaks(worker):
             return None, []
         return None, [*self._steps(self.machine.rested(worker)), *self._assigned()]
 
-    def _grant(self, worker: int, leases: tuple[Lease, ...], over: bool) -> None:
+    def _grant(self, worker: int, epoch: int, leases: tuple[Lease, ...]) -> None:
+        over = self.over(epoch)
         self.grants[worker] = (self.takes.get(worker, 0), leases, over)
+        if over and not leases:
+            self._told_over[worker] = epoch
+
+    @property
+    def left_behind(self) -> set[int]:
+        """Workers in an epoch that is over without them, of which they have not heard, although others have
+        ended their script: the run waits for these only."""
+        if not self._finished:
+            return set()
+        entered = {worker: self._entered.get(worker, -1) for worker in self.machine.members}
+        return {w for w, e in entered.items() if self._told_over.get(w, -1) < e < self.epoch}
 
     def _draw(self, worker: int, epoch: int, limit: int) -> tuple[Lease, ...]:
         if self.book is None or self._asking:
@@ -395,9 +408,8 @@ class Lead:
             leases = self._draw(worker, epoch, limit)
             if leases or self.over(epoch):
                 answers.append((worker, leases, self.over(epoch)))
-        for worker, leases, over in answers:
-            self._grant(worker, leases, over)
-            del self._parked[worker]
+        for worker, leases, _ in answers:
+            self._grant(worker, self._parked.pop(worker), leases)
             if self.speaks(worker):
                 instructions += self.machine.woke(worker)
         return answers, self._steps(instructions)

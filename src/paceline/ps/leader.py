@@ -69,6 +69,8 @@ class LeadServer(Placing):
         """Where the roots of groups listen for their members."""
         self._leaving: set[int] = set()
         """Workers that are to be told to leave."""
+        self._heard_at: dict[int, float] = {}
+        """When each worker asked for something last."""
         self._adopting: set[int] | None = None
         self._gate_since: float | None = None
         self._last_stats = 0.0
@@ -363,6 +365,7 @@ class LeadServer(Placing):
 
     def _heard(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
         """A request that is answered by an admit."""
+        self._heard_at[peer.worker] = time.monotonic()
         self._owed.add(peer.worker)
         number = field(body, "n", int)
         self._lead.requests[peer.worker] = number
@@ -404,6 +407,7 @@ class LeadServer(Placing):
         if self._adoption.model is None or self._adoption.model.data is None:
             raise FrameError("leases of a run without a prepared loader")
         self._acting = peer.worker
+        self._heard_at[peer.worker] = time.monotonic()
         number, epoch = field(body, "n", int, 0), field(body, "epoch", int)
         if self._change is not None and body.get("ready") == self._change.placement.number:
             self._change.unready.discard(peer.worker)
@@ -520,6 +524,16 @@ class LeadServer(Placing):
             missing = sorted(set(range(self.config.workers)) - self._gate - self._adoption.waiting)
             who = ", ".join(f"worker:{r}" for r in missing)
             self._fail(DeadlineError(f"{who} did not reach paceline.prepare() while others wait; {advice}."))
+        for worker in self._lead.left_behind:
+            silent = now - self._heard_at.get(worker, now)
+            if silent > limit:
+                self._heard_at[worker] = now
+                self._replace(
+                    worker,
+                    f"DeadlineError: worker:{worker} has said nothing for {silent:.0f} s in an epoch that is "
+                    f"over without it, and others have finished; {advice}. Look at its log, or raise the "
+                    "deadline if a step may take this long.",
+                )
         for worker, since in self._held_since.items():
             if now - since > limit:
                 blockers = self._blockers(worker)
