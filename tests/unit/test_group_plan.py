@@ -65,12 +65,6 @@ def test_allreduce_warns_that_servers_are_not_used_and_starts_one():
     assert make_plan(Job(workers=2, servers=1, mode="allreduce")).warnings == ()
 
 
-def test_restarts_that_groups_do_not_have_are_warned_of():
-    (warning,) = make_plan(Job(workers=2, mode="allreduce", max_restarts=5)).warnings
-    assert "--max-restarts 5 is ignored" in warning
-    assert make_plan(Job(workers=2, mode="allreduce", max_restarts=0)).warnings == ()
-
-
 @pytest.mark.parametrize("setting", [{"overlap": True}, {"prefetch": 1}, {"compress": "fp16"}])
 def test_what_allreduce_does_not_send_cannot_be_hidden_or_compressed(setting):
     with pytest.raises(UsageError, match="allreduce"):

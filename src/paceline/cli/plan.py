@@ -110,9 +110,12 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
 def _replaced(plan: Plan) -> str:
     from paceline.observe import words
 
+    most = f"{words.plural(plan.job.max_restarts, 'dead role')} replaced at most"
     if plan.groups:
-        return "a worker's death ends the run"
-    return f"{words.plural(plan.job.max_restarts, 'dead worker')} replaced at most"
+        return f"{most}, each sends the run back to its last checkpoint"
+    if plan.job.replicas:
+        return f"{most}, every parameter is on {plan.job.replicas + 1} servers"
+    return f"{most}, a server sends the run back to its last checkpoint"
 
 
 def _roles(plan: Plan, facts: ModelFacts) -> "Table":

@@ -33,6 +33,9 @@ def scale(
     if workers is None and servers is None:
         raise UsageError("scale to what? Give --workers N, --servers N, or both")
     sizes = {"workers": workers, "servers": servers}
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise UsageError(f"--{name} {size}: a run needs at least one; Ctrl-C or `kill` stops it")
     wanted = " ".join(f"--{name} {size}" for name, size in sizes.items() if size is not None)
     found = find_run(run)
     if not found.alive():

@@ -279,11 +279,6 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
             f"threads={job.threads} per worker, but this machine has {cores} cores for us; "
             "threads that share a core slow each other down"
         )
-    if mode.grouped and job.max_restarts not in (0, Job.max_restarts):
-        found.append(
-            f"mode {mode} does not replace dead workers: --max-restarts {job.max_restarts} is ignored; "
-            "groups are not formed anew yet, so a worker's death ends the run"
-        )
     if protection.blocks:
         found.append(
             f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf reach the model. "
