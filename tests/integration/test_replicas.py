@@ -176,3 +176,24 @@ def test_in_bsp_servers_that_come_and_go_change_no_bit(run):
     source = LONG.replace("if last.exists() and epoch > int(last.read_text())", f"if epoch == {epochs}")
     undisturbed = run(source, workers=2, servers=1)
     assert all(torch.equal(ran.model[name], value) for name, value in undisturbed.model.items())
+
+
+def test_workers_that_joined_later_go_back_with_the_others(run):
+    """Without replicas: the run was scaled up, then a server dies, and all three begin again."""
+
+    def killed(status, engine):
+        os.kill(engine.pids()["server:0"], signal.SIGKILL)
+        at = status.version
+        return lambda status: any("went back" in m for m in status.messages) and status.version > at + 20
+
+    def joined(status, engine):
+        scale(workers=3)(status, engine)
+        return lambda status: len(status.workers) == 3 and status.workers[2].clock > 3
+
+    ran = run(LONG, workers=2, servers=1, mode="asp", checkpoint_every=20, watch=Through(joined, killed))
+    assert ran.error is None
+    epochs = ran.results()[0]
+    assert set(ran.results()) == {0, 1, 2} and set(ran.results().values()) == {epochs}
+    accounts = [a for a in ran.status.leases if a["epoch"] < epochs]
+    assert {(a["applied"], a["unused"]) for a in accounts} == {(96, 0)}
+    assert ran.status.samples == 96 * epochs
