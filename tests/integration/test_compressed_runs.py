@@ -253,14 +253,14 @@ result(moved)
 STRANGER = """
 import contextlib
 from paceline.exceptions import LinkError
-import paceline.worker.client as client_module
+import paceline.worker.links as client_module
 from paceline.comm import Connection, Kind, connect
 from paceline.worker.session import current_session
 known = {}
 real_connect = client_module.connect
-def spying(address, secret, **more):
+def spying(address, *, secret, **more):
     known["server"] = (address, secret)
-    return real_connect(address, secret, **more)
+    return real_connect(address, secret=secret, **more)
 client_module.connect = spying
 
 def attach(**body):

@@ -336,8 +336,11 @@ class Lead:
     def left_behind(self) -> set[int]:
         """Workers in an epoch that is over without them, of which they have not heard, although others have
         ended their script: the run waits for these only."""
-        if not self._finished:
-            return set()
+        return self._behind if self._finished else set()
+
+    @property
+    def _behind(self) -> set[int]:
+        """Workers in an epoch that ended without them, of which they have not heard."""
         entered = {worker: self._entered.get(worker, -1) for worker in self.machine.members}
         return {w for w, e in entered.items() if self._told_over.get(w, -1) < e < self.epoch}
 
@@ -392,14 +395,14 @@ class Lead:
         """Answers for parked workers that are possible now: (worker, leases, epoch over), and steps."""
         if not self._parked or self._asking:
             return [], []
-        if self.book:
+        if self.book and not self._behind:  # or they would fall behind further and further
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
             over = self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
             if over and self.descent is not None and (steps := self.descent.evaluate()):
                 if not self.descent.asking:
                     self._changed()
                 return [], steps
-        elif set(self._parked) >= self.machine.members:
+        elif self.book is None and set(self._parked) >= self.machine.members:
             # Of a stream only its readers know where it ends; some may have left an epoch early.
             self._streamed = max(self._streamed, min(self._parked.values()) + 1)
         answers: list[tuple[int, tuple[Lease, ...], bool]] = []
