@@ -225,7 +225,9 @@ def test_resuming_with_other_workers_applies_every_sample_exactly_once(
         ]
         expected = set(range(44)) - (set(before) if epoch == 1 else set())
         assert set(after) == expected
-        if mode != "backup:1":  # there a push that comes late is dropped and its samples are read again
+        # Elsewhere a push that comes late is dropped and its samples are read again (backup), or a slow
+        # worker's last ones are read by another one, too (asp, ssp): applied they are once.
+        if mode == "bsp" or workers == 1:
             assert len(after) == len(expected)
 
 
