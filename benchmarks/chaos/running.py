@@ -298,12 +298,16 @@ class Command:
             return RunStatus(run_dir=str(self.path))
 
     def role(self, name: str) -> int:
-        """The process in a role."""
+        """The process in a role, as soon as status.json has it."""
         role, _, rank = name.partition(":")
-        status = self.status()
-        pid = (status.workers if role == "worker" else status.servers)[int(rank)].pid
-        assert pid is not None, f"{name} has not said hello"
-        return pid
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            status = self.status()
+            known = (status.workers if role == "worker" else status.servers).get(int(rank))
+            if known is not None and known.pid is not None:
+                return known.pid
+            time.sleep(0.05)
+        raise TimeoutError(f"{name} has not said hello")
 
     def wait_for_steps(self, count: int) -> bool:
         """Until the workers have made so many; False if it ended before."""
