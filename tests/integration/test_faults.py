@@ -493,13 +493,13 @@ def fate(step):
     if step == 2 and once("stopped"):
         result(RANK)
         os.kill(os.getpid(), signal.SIGSTOP)
-train(prepared(), at_step=fate)
+train(prepared(samples=200), at_step=fate)
 """
     ran = run(TOOLS + source, workers=2, mode="asp", deadline_s=1.5, max_restarts=0)
     (stopped,) = ran.results()
     assert f"DeadlineError: worker:{1 - stopped} has waited" in ran.error
     assert f"for worker:{stopped};" in ran.error
-    assert ran.status.samples == 96, "what it held was done by the other one"
+    assert ran.status.samples == 400, "what it held was done by the other one"
 
 
 def test_a_worker_that_hangs_in_the_last_epoch_is_named_when_the_others_have_finished(run):
@@ -508,12 +508,12 @@ def fate(step):
     if step == 2 and once("stopped"):
         result(RANK)
         os.kill(os.getpid(), signal.SIGSTOP)
-train(prepared(), epochs=1, at_step=fate)
+train(prepared(samples=200), epochs=1, at_step=fate)
 """
     ran = run(TOOLS + source, workers=2, mode="asp", deadline_s=1.5, max_restarts=0)
     (stopped,) = ran.results()
     assert f"DeadlineError: worker:{stopped} has said nothing for" in ran.error
-    assert ran.status.samples == 48, "what it held was done by the other one"
+    assert ran.status.samples == 200, "what it held was done by the other one"
 
 
 @pytest.mark.parametrize("mode", first(1, ["bsp", "asp"]))

@@ -167,7 +167,7 @@ def test_the_last_leases_of_a_slow_worker_are_done_by_a_fast_one(run):
         TOOLS
         + """
 import time
-model, optimizer, loader = prepared(samples=60)
+model, optimizer, loader = prepared(samples=160)
 for epoch in range(3):
     for number, (x, y) in enumerate(loader):
         if RANK == 1 and number == 0:
@@ -183,6 +183,6 @@ for epoch in range(3):
     )
     ran = run(source, workers=2, mode="asp")
     assert ran.error is None
-    assert [(a["applied"], a["unused"]) for a in ran.status.leases[:3]] == [(60, 0)] * 3
-    assert ran.status.samples == 180
+    assert [(a["applied"], a["unused"]) for a in ran.status.leases[:3]] == [(160, 0)] * 3
+    assert ran.status.samples == 480
     assert ran.status.dropped >= 1, "what it did later was done already"

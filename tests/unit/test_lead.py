@@ -343,10 +343,10 @@ def _check_random_run(mode: str, rng: random.Random) -> None:
     assert lead.totals.samples == samples * epochs
 
 
-@pytest.mark.parametrize("mode", ["asp", "ssp:20"])
+@pytest.mark.parametrize("mode", ["asp", "ssp:40"])
 def test_of_two_pushes_of_the_same_samples_the_first_is_applied_and_the_other_dropped(mode):
     lead = Lead(parse_mode(mode))
-    lead.book = LeaseBook(samples=12, batch_size=2, drop_last=False, by_round=False, copies="slow")
+    lead.book = LeaseBook(samples=60, batch_size=2, drop_last=False, by_round=False, copies="slow")
     sequences = {0: 0, 1: 0}
 
     def push(worker, lease):
@@ -365,14 +365,14 @@ def test_of_two_pushes_of_the_same_samples_the_first_is_applied_and_the_other_dr
     lead.join(1, 0)
     ((slow,), _) = lead.take(0, 0, 1, wait=True)
     steps = []
-    for _ in range(6):
+    for _ in range(30):
         ((lease,), _) = lead.take(1, 0, 1, wait=True)
         steps += push(1, lease)
     late = push(0, slow)
     applied = [tuple(p[:3]) for step in steps + late if step[0] == "apply" for p in step[1]]
-    assert len(applied) == len(set(applied)) == 6
+    assert len(applied) == len(set(applied)) == 30
     assert all(worker == 1 for worker, _, _ in applied)
     assert ["drop", 0, 0, 1] in late
     assert any(step[:2] == ["admit", 0] for step in late), "its worker goes on all the same"
-    assert lead.book.accounts()[0]["applied"] == 12
+    assert lead.book.accounts()[0]["applied"] == 60
     assert lead.totals.dropped == 1

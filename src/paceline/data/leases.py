@@ -25,8 +25,8 @@ __all__ = ["Copies", "Lease", "LeaseBook"]
 
 Ranges = tuple[tuple[int, int], ...]
 Copies = Literal["none", "slow", "any"]
-_CLEARLY = 4
-"""So many leases more than twice as many make a worker clearly faster than another."""
+_CLEARLY = 16
+"""So many leases more than twice as many make a worker clearly faster than another, and not by chance."""
 
 
 @dataclass(frozen=True, slots=True)
