@@ -395,7 +395,9 @@ class Lead:
         """Answers for parked workers that are possible now: (worker, leases, epoch over), and steps."""
         if not self._parked or self._asking:
             return [], []
-        if self.book and not self._behind:  # or they would fall behind further and further
+        # Where others may do a slow worker's last leases, it would fall behind further and further.
+        waits = self.mode.copies == "slow" and bool(self._behind)
+        if self.book and not waits:
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
             over = self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
             if over and self.descent is not None and (steps := self.descent.evaluate()):
