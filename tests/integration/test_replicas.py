@@ -108,7 +108,7 @@ class Through:
             self._done = self._stages.pop(0)(status, engine)
         elif not (last := Path(status.run_dir) / "last").exists():
             self.pids["last"] = engine.pids()
-            write_text_atomically(last, str(status.epoch + 12))
+            write_text_atomically(last, str(status.epoch + 40))  # nobody is there yet
 
 
 def kill(name):

@@ -71,11 +71,11 @@ def prepared(samples=SAMPLES, lr=0.05):
     return paceline.prepare(model, optimizer, loader)
 
 def this_is_the_last(epoch):
-    # Said by somebody who has a batch of this epoch: it cannot end before that is applied, so nobody is in
-    # a later one yet, and all see it in time.
+    # Said by somebody who has a batch of this epoch. Others may have done its last batches in its place and
+    # be in the next one, but nobody is in a later one than that, so all see it in time.
     if ENOUGH.exists() and not LAST.exists():
         partial = RUN_DIR / f"last-{os.getpid()}"
-        partial.write_text(str(epoch))
+        partial.write_text(str(epoch + 1))
         partial.rename(LAST)
 
 def train(objects, at_step=lambda epoch, x: None, after_step=lambda: None):

@@ -203,11 +203,11 @@ class Hub:
             connection.peer = f"{role}:{rank}"
         except (LinkError, TimeoutError) as error:
             reason = str(error)
-            if connection is not None:
-                if isinstance(error, AuthError):  # it knows the secret: it may know why
-                    refuse(connection, error)
-                connection.close()
+            if connection is not None and isinstance(error, AuthError):
+                refuse(connection, error)  # it knows the secret: it may know why
             self.post(lambda: self._turn_away(family, reason))
+            if connection is not None:
+                connection.close()
         else:
             newcomer = connection
             self.post(lambda: self._welcome(newcomer, hello.body))
