@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from paceline.comm.faults import FAULTS
 from paceline.params import OptimizerSpec, describe
 from paceline.ps.shard import Gradients, Shard
 from tests.speed import first
@@ -597,6 +598,18 @@ def test_downpour_over_tcp(run):
     ran = go(run, "downpour:2,3", workers=2, lr=0.2, job={"link": "tcp"}, **SLOW)
     problem = problem_of(lr=0.2)
     assert_as_replayed(ran, problem, sums(problem, 2, 3), applied_with_adagrad(problem))
+
+
+@pytest.mark.parametrize("link", ["tcp", "shm"])
+def test_downpour_over_links_that_break_again_and_again(run, monkeypatch, link):
+    """Some of its requests bring nothing back and some carry nothing, and orders overtake them."""
+    faults = [f"{kind} {role}:*@1-1000:30%" for kind in ("drop", "hangup") for role in ("worker", "server")]
+    monkeypatch.setenv(FAULTS, "; ".join(faults))
+    ran = go(run, "downpour:2,3", workers=2, lr=0.2, job={"link": link}, **SLOW)
+    problem = problem_of(lr=0.2)
+    assert_as_replayed(ran, problem, sums(problem, 2, 3), applied_with_adagrad(problem))
+    assert ran.status.restarts == 0
+    assert "is back over another socket" in ran.log("server", 0) + ran.log("server", 1)
 
 
 def test_downpour_on_digits(run):

@@ -35,13 +35,14 @@ class Worker:
         self.samples += sum(lease.samples for lease in leases or ())
         return leases, steps
 
-    def push(self, *, void: bool = False, version: int | None = None) -> list[list[Any]]:
+    def push(self, *, void: bool = False, version: int | None = None, fetch: bool = True) -> list[list[Any]]:
         push = Push(
             id=PushId(self.rank, self.incarnation, self.sequence),
             read_version=self.lead.version if version is None else version,
             samples=self.samples,
             leases=tuple(self.leases),
             void=void,
+            fetch=fetch,
         )
         self.sequence += 1
         self.leases, self.samples = [], 0
@@ -376,3 +377,13 @@ def test_of_two_pushes_of_the_same_samples_the_first_is_applied_and_the_other_dr
     assert any(step[:2] == ["admit", 0] for step in late), "its worker goes on all the same"
     assert lead.book.accounts()[0]["applied"] == 60
     assert lead.totals.dropped == 1
+
+
+def test_the_order_says_who_gets_fresh_parameters():
+    """Not the request: a server may be told to answer one that it has not got yet."""
+    lead = lead_of("downpour:1,2", workers=1)
+    worker = Worker(lead, 0)
+    for fetch in (False, True, False):
+        worker.take()
+        assert worker.push(fetch=fetch)[-1][3:] == ([] if fetch else ["keep"])
+    assert worker.push(fetch=False, void=True)[-1][3:] == ["keep"]

@@ -51,7 +51,7 @@ def happen(lead: Lead, rng: random.Random, steps: int, tell, sequences, leases) 
             sequences[worker] = sequences.get(worker, 0) + 1
             incarnation = lead.incarnation_of(worker)
             norm = rng.choice([0.5, 1.0, 1e6])
-            facts = [lead.version, 4, [leases[worker].pop()], rng.random() < 0.1, norm]
+            facts = [lead.version, 4, [leases[worker].pop()], rng.random() < 0.1, norm, rng.random() < 0.8]
             tell(["push", worker, incarnation, sequences[worker], *facts])
             if lead.parks:
                 for who, given_, _ in tell(["granted", 2])[0]:

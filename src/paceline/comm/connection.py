@@ -71,7 +71,6 @@ class _Kept:
     body: dict[str, Any]
     payload: Sequence[memoryview]
     descriptors: Sequence[int]
-    at: float
 
 
 @dataclass(slots=True)
@@ -140,10 +139,6 @@ class Connection:
         """Frames of this link that have come, whole."""
         return self._received_before + self._received - bool(self._unread)
 
-    def overdue(self, seconds: float) -> bool:
-        """Whether something that was sent so long ago has not been heeded: it was probably lost."""
-        return bool(self._kept) and time.monotonic() - self._kept[0].at > seconds  # type: ignore[index]
-
     def go_on(self, other: "Connection", theirs: int) -> None:
         """Go on over another connection's socket; `theirs`: so many of our frames have come over there.
 
@@ -172,7 +167,7 @@ class Connection:
     ) -> None:
         if self._kept is not None:
             number = self._sent_before + self._sent
-            self._kept.append(_Kept(number, kind, body, payload, descriptors, time.monotonic()))
+            self._kept.append(_Kept(number, kind, body, payload, descriptors))
 
     # --- frames -----------------------------------------------------------------------------------
 
@@ -253,6 +248,9 @@ class Connection:
             match damage:
                 case "cut":
                     self.sock.sendall(whole[: len(whole) // 2])
+                    self.sock.shutdown(socket.SHUT_RDWR)
+                case "hangup":
+                    self.sock.sendall(whole)
                     self.sock.shutdown(socket.SHUT_RDWR)
                 case "duplicate":
                     self.sock.sendall(whole + whole)

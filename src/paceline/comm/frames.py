@@ -75,7 +75,7 @@ class Kind(IntEnum):
     SWITCH = 25  # controller → lead: go on in another mode
     MEET = 26  # worker ↔ worker: members of a group tell each other what they do
     LEAVE = 28  # controller → lead: let these workers go
-    PROBE = 30  # worker → server: I still wait; was anything lost on the way?
+    PROBE = 30  # worker → server: I still wait; server → worker: behind all that I sent
     RESUMED = 31  # server → worker: the link goes on here; so many frames of yours have come
     SENDS = 29  # worker → server: the slices that my pushes bring from now on
     CLOCK = 27  # role → controller: what time is it? and the answer

@@ -13,7 +13,6 @@ from torch import Tensor
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.compression import parse_compression
 from paceline.comm.frames import field
-from paceline.comm.tls import Stream
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import (
     FrameError,
@@ -25,7 +24,7 @@ from paceline.modes import PushId
 from paceline.params import StateBook
 from paceline.ps.config import ServerConfig
 from paceline.ps.executing import Executing, Pushed
-from paceline.ps.peers import LOST_S, MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
+from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
 from paceline.ps.saving import read_blob
 from paceline.ps.standby import Standby
 
@@ -34,7 +33,7 @@ __all__ = ["Attending", "rank_of", "saved_part"]
 log = logging.getLogger("paceline.server")
 
 BACK_S = 5.0
-"""How long a worker whose link broke may take to come back, if it cannot be seen whether it has ended."""
+"""How long a worker whose link broke may take to come back, if we cannot see whether its process is there."""
 
 
 class Attending(Executing):
@@ -72,7 +71,9 @@ class Attending(Executing):
     def _check_broken(self) -> None:
         for peer in [*self._peers.values()]:
             since = peer.broken_since
-            if since is not None and (has_ended(peer.pid) or time.monotonic() - since > BACK_S):
+            if since is None:
+                continue
+            if has_ended(peer.pid) if peer.pid else time.monotonic() - since > BACK_S:
                 self._worker_left(peer, finished=False)
 
     def _resume(self, connection: Connection, body: dict[str, Any]) -> None:
@@ -94,9 +95,8 @@ class Attending(Executing):
             self._hub.add(peer.connection)
 
     def _on_probe(self, connection: Connection, frame: Frame) -> None:
-        """A worker waits. If it has been answered, the answer was lost: let the link begin anew."""
-        if connection.overdue(LOST_S):
-            self._hub.end(connection, "an answer was lost on the way")
+        """A worker waits. Our probe comes behind all that we sent: if some of that was lost, it sees it."""
+        connection.send(Kind.PROBE)
 
     def _on_attach(self, connection: Connection, frame: Frame) -> None:
         self._welcome(self._attach(connection, frame))
@@ -175,17 +175,17 @@ class Attending(Executing):
 
     def _from_thread(self, peer: InlinePeer, frame: Frame | None, reason: str) -> None:
         if frame is None and peer.connection.keeps:
-            ended = peer.connection.sock
-            self._hub.post(lambda: self._link_ended(peer, ended, reason))
+            used = peer.used
+            self._hub.post(lambda: self._link_ended(peer, used, reason))
         elif frame is None:
             self._hub.post(lambda: self._hub.end(peer.connection, reason))
         else:
             received = frame
             self._hub.post(lambda: self._hub.handle(peer.connection, received))
 
-    def _link_ended(self, peer: InlinePeer, ended: Stream, reason: str) -> None:
-        """Its thread has given up on this socket; it may have got another one since."""
-        if peer.connection.sock is ended and self._peers.get(peer.worker) is peer:
+    def _link_ended(self, peer: InlinePeer, used: int, reason: str) -> None:
+        """Its thread has given up on a socket; it may have been given another one since."""
+        if peer.given == used and self._peers.get(peer.worker) is peer:
             log.info("%s: %s", peer.name, reason)
             self._link_broke(peer)
 
@@ -221,7 +221,6 @@ class Attending(Executing):
         # an earlier incarnation goes when the lead says that it is gone.)
         for older in [p for p, pushed in self._pushed.items() if pushed.peer is peer and not pushed.held]:
             del self._pushed[older]
-        peer.fetches = field(body, "fetch", bool, True)
         void = field(body, "void", bool, False)
         self._pushed[push] = Pushed(peer, peer.gradients, void, frozenset(missing))
         return push
@@ -289,9 +288,7 @@ class Attending(Executing):
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process of this host has ended; False if it is not known."""
-    if not pid:
-        return False
+    """Whether a process of this host has ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -322,8 +322,8 @@ class Executing:
         for _, worker, version, *marks in admits:
             peer = self._peers.get(worker)
             if peer is not None:
-                # The order may be here before the request, and the last push may have wanted nothing back.
-                peer.fetches = (peer.fetches or "fetch" in marks) and "keep" not in marks
+                # The order says it, not the request: that may come later than the order.
+                peer.fetches = "keep" not in marks
                 peer.asked = None
                 body = self._admit_body(worker, version)
                 if peer.told != self._placement.number:

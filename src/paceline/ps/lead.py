@@ -9,11 +9,10 @@ No sockets, no torch, no clock: tests drive it directly.
 Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["reduce", […the same]]
        ["hold", worker, incarnation, sequence]
        ["commit", scale]   ["drop", worker, incarnation, sequence]
-       ["admit", worker, version]   (with "fetch" behind: it wants parameters, whatever its last push said)
+       ["admit", worker, version]   (with "keep" behind: its parameters stay as they are)
        ["assign", worker, incarnation, sequence]   ["left", worker, incarnation]
        ["mode", text]   ["checkpoint", version, directory]   ["place", …Placement]   (the latter two
        added by the server)
-       "keep" behind an admit: its parameters stay as they are
        sandblaster: ["add", […as in apply]]   ["ask", operations]   ["vectors", operations, those to keep]
 """
 
@@ -41,7 +40,7 @@ from paceline.ps.descent import Descent
 from paceline.ps.norms import NormBound
 from paceline.ps.rows import Rows
 
-__all__ = ["Applied", "EarlyExit", "Event", "Lead", "Push", "Steps", "Totals"]
+__all__ = ["Applied", "EarlyExit", "Event", "Lead", "Push", "Steps", "Totals", "keeping"]
 
 Steps = list[list[Any]]
 
@@ -69,6 +68,8 @@ class Push:
     """It is not finite, or more than the bound allows: it keeps its place in the order but is not applied."""
     norm: float | None = None
     """Of the gradient, if the run has a bound on that."""
+    fetch: bool = True
+    """Whether its worker wants fresh parameters with the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,8 @@ class Lead:
         """Pushes that are not applied though workers and servers think them sound: their norm is absurd, or
         somebody else was first with their samples."""
         self._pushes: dict[PushId, Push] = {}
+        self._keeping: set[int] = set()
+        """Workers whose last push wanted no parameters back."""
         self._held: set[PushId] = set()
         self._parked: dict[int, int] = {}
         self._streamed = 0
@@ -163,7 +166,7 @@ class Lead:
         name, *arguments = event
         match name:
             case "push":
-                *push, read_version, samples, leases, void, norm = arguments
+                *push, read_version, samples, leases, void, norm, fetch = arguments
                 return self.push(
                     Push(
                         id=PushId(*push),
@@ -172,6 +175,7 @@ class Lead:
                         leases=tuple(leases),
                         void=void,
                         norm=norm,
+                        fetch=fetch,
                     )
                 )
             case "take":
@@ -299,6 +303,7 @@ class Lead:
         push = self._judged(push)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
+        (self._keeping.discard if push.fetch else self._keeping.add)(push.id.worker)
         spent = self.book is not None and self.book.superseded(push.leases)
         made = self.machine.pushed(push.id, push.read_version, spent=spent)
         return [*self._steps(made), *self._assigned()]
@@ -378,13 +383,11 @@ class Lead:
             return []
         first, *rest = sorted(self._assigns.values())
         self._assigns.clear()
-        marks = []
         if self.descent is not None:
             self.descent.restart()
             self._changed()
-            marks = ["fetch"]
         drops = [["drop", *_listed(push)] for push in rest]
-        admits = [["admit", push.worker, self.version, *marks] for push in (first, *rest)]
+        admits = [["admit", push.worker, self.version] for push in (first, *rest)]
         return [*drops, ["assign", *_listed(first)], *admits]
 
     def over(self, epoch: int) -> bool:
@@ -524,7 +527,9 @@ class Lead:
                     self._left_out.difference_update(pushes)
                     version += 1
                 case Admit(worker):
-                    steps.append(["admit", worker, self.machine.version])
+                    steps.append(
+                        ["admit", worker, self.machine.version, *keeping(worker not in self._keeping)]
+                    )
                 case Hold(push) if self.descent is not None:
                     steps.append(self._add(self.descent, push))
                 case Hold(push):
@@ -621,6 +626,11 @@ class Lead:
             self._others_well.update(self._refusals)
         self.totals.staleness[record.staleness] += 1
         return record.staleness
+
+
+def keeping(fetch: bool) -> tuple[str, ...]:
+    """What stands behind an admit: whether the worker's parameters stay as they are."""
+    return () if fetch else ("keep",)
 
 
 def _listed(push: PushId) -> list[int]:

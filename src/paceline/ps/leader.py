@@ -27,7 +27,7 @@ from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attending import rank_of
 from paceline.ps.config import ServerConfig, book_of, new_lead
 from paceline.ps.descent import Descent
-from paceline.ps.lead import QUARANTINE, EarlyExit, Lead
+from paceline.ps.lead import QUARANTINE, EarlyExit, Lead, keeping
 from paceline.ps.ordering import LEASES_AT_ONCE, append_pushes, open_pushes
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
@@ -337,6 +337,7 @@ class LeadServer(Placing):
             field(body, "leases", list, []),
             void,
             field(body, "norm", float) if "norm" in body else None,
+            field(body, "fetch", bool, True),
         ]
         self._heard(peer, body)
         peer.residual = field(body, "residual", float, peer.residual)
@@ -400,7 +401,7 @@ class LeadServer(Placing):
         if lost := set(field(frame.body, "without", list, [])) & self._placement.servers:
             self._lost[peer.worker] = (lost, fetch, time.monotonic())
         else:
-            self._act([["admit", peer.worker, self._lead.version, "fetch" if fetch else "keep"]])
+            self._act([["admit", peer.worker, self._lead.version, *keeping(fetch)]])
 
     def _on_take(self, connection: Connection, frame: Frame) -> None:
         peer, body = self._peer(connection), frame.body

@@ -5,6 +5,7 @@ place, a copy of the parameters that the server refreshes. Over shared memory bo
 region; inline they are buffers of this process that a thread of the peer fills and sends.
 """
 
+import collections
 import contextlib
 import itertools
 import queue
@@ -29,10 +30,8 @@ from paceline.params import Layout, bytes_of, flat_view
 from paceline.ps.replies import Differences, decoder_of
 from paceline.ps.shard import Copy, Gradients, Shard
 
-__all__ = ["LOST_S", "MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
+__all__ = ["MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
 
-LOST_S = 0.1
-"""An answer that a worker asks after, and that was sent longer ago than this, was lost."""
 MAX_STATE_BYTES = 4 << 30
 """What a worker may send at once beside gradients: buffers, random state, optimizer state."""
 
@@ -50,7 +49,7 @@ class WorkerPeer:
         self.settings: list[dict[str, Any]] | None = None
         """Settings of the parameter groups, as its last push that changed them said."""
         self.fetches = True
-        """Whether it wants fresh parameters with the answer to its last push."""
+        """Whether it gets fresh parameters with the present answer."""
         self.residual = 0.0
         """L2 norm of the gradient that its encoders hold back, as it said last."""
         self.backup: list[Tensor] | None = None
@@ -198,6 +197,7 @@ class InlinePeer(WorkerPeer):
         self._in_place = in_place
         self.copy = None
         self.fit(shard)
+        self._body: dict[str, Any] = {}
         self._early: set[int] = set()
         self._decoders: list[Decoder] = []
         self._encoded = bytearray()
@@ -208,7 +208,11 @@ class InlinePeer(WorkerPeer):
         self._post = post
         self._lane = lane
         self._outbox: queue.SimpleQueue[_Reply | _Resume | int | str | None] = queue.SimpleQueue()
+        self._later: collections.deque[_Reply | int | str] = collections.deque()
+        """What came out of it while there was no socket: an answer may be here before the request."""
         self._resume_next: _Resume | None = None
+        self.given = self.used = 0
+        """How many sockets more the main thread has given to the link, and its own thread has used."""
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name=f"link {self.name}", daemon=True)
         self._thread.start()
@@ -242,11 +246,23 @@ class InlinePeer(WorkerPeer):
             self._decoders = [decoder_of(self._transfer.compress, self._layout, s) for s in slices]
 
     def start_admit(self, body: dict[str, Any]) -> None:
-        # With the memory that it is to be sent from: the next order may change that.
-        self._outbox.put((body, self._out if self.fetches else None))
+        self._body = body
+        if self._streams:
+            # With the memory that it is to be sent from: the next order may change that.
+            self._outbox.put((body, self._out))
 
     def slice_ready(self, position: int) -> None:
-        self._outbox.put(position)
+        if position != self._out.owned[-1]:
+            self._outbox.put(position)
+
+    def end_admit(self) -> None:
+        # Not before all work is done: with this the worker goes on, and writes over its gradients.
+        self._outbox.put(self._out.owned[-1] if self._streams else (self._body, None))
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the present answer brings slices."""
+        return self.fetches and bool(self._out.owned)
 
     def skip(self) -> None:
         self._outbox.put("skip")
@@ -265,19 +281,22 @@ class InlinePeer(WorkerPeer):
         """
         while not self._closing:
             reason = self._serve_socket()
-            if self.connection.keeps:
-                self.connection.close()  # so that the worker sees it, too
             self._post(self, None, reason)
             if not self.connection.keeps:
                 return
+            self.connection.close()  # so that the worker sees it, too
             while self._resume_next is None:
                 found = self._outbox.get()
                 if found is None:
                     return
-                self._resume_next = found if isinstance(found, _Resume) else None
+                if isinstance(found, _Resume):
+                    self._resume_next = found
+                else:
+                    self._later.append(found)
             self._go_on(self._resume_next)
 
     def resume(self, connection: Connection, received: int) -> None:
+        self.given += 1
         old = self.connection.sock
         self._outbox.put(_Resume(connection, received))
         with contextlib.suppress(OSError):  # wakes the thread, if it has not noticed yet
@@ -286,6 +305,7 @@ class InlinePeer(WorkerPeer):
     def _go_on(self, resume: _Resume) -> None:
         """Between two frames: here it is known how many have come."""
         self._resume_next = None
+        self.used += 1
         with contextlib.suppress(LinkError):  # it broke again, which is seen at the next frame
             resume.connection.send(Kind.RESUMED, {"received": self.connection.received})
             self.connection.go_on(resume.connection, resume.received)
@@ -304,8 +324,7 @@ class InlinePeer(WorkerPeer):
                 if frame.kind is Kind.SLICE:
                     self._read_early(frame)
                 elif frame.kind is Kind.PROBE:
-                    if self.connection.overdue(LOST_S):
-                        return "an answer was lost on the way"
+                    self.connection.send(Kind.PROBE)
                 elif frame.kind is Kind.SENDS:
                     self._expect(field(frame.body, "slices", list))
                 elif frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
@@ -364,6 +383,10 @@ class InlinePeer(WorkerPeer):
 
     # --- what goes --------------------------------------------------------------------------------
 
+    def _next(self) -> _Reply | _Resume | int | str | None:
+        """What the main thread wants done next."""
+        return self._later.popleft() if self._later else self._outbox.get()
+
     def welcome(self, body: dict[str, Any]) -> None:
         """Send the parameters to a worker that has just attached."""
         self.connection.send(Kind.ATTACHED, body, [*self._whole(self._out, self._out.owned)])
@@ -374,7 +397,7 @@ class InlinePeer(WorkerPeer):
         A worker that died may have sent more pushes before. They are on all servers or on none, so they
         are still read, each in its turn; only answers are sent no more.
         """
-        while isinstance(reply := self._outbox.get(), _Resume):
+        while isinstance(reply := self._next(), _Resume):
             self._go_on(reply)
         if not isinstance(reply, tuple):
             return  # the server is closing this link, or has nothing to say
@@ -403,7 +426,7 @@ class InlinePeer(WorkerPeer):
         ready: set[int] = set()
         for position in out.owned:
             while position not in ready:
-                done = self._outbox.get()
+                done = self._next()
                 if isinstance(done, _Resume):
                     self._resume_next = done  # when this frame is through, or given up
                     continue

@@ -17,6 +17,7 @@ from paceline.comm.frames import field
 from paceline.exceptions import CheckpointError, LinkError
 from paceline.params import Placement, bytes_of
 from paceline.ps.gathering import Gathering
+from paceline.ps.lead import keeping
 from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.standby import lead_to_json
 
@@ -205,7 +206,7 @@ class Placing(Gathering):
         ready = [w for w, (lost, _, _) in self._lost.items() if not lost & servers]
         for worker in sorted(ready):
             _, fetch, _ = self._lost.pop(worker)
-            self._act([["admit", worker, self._lead.version, "fetch" if fetch else "keep"]])
+            self._act([["admit", worker, self._lead.version, *keeping(fetch)]])
 
     def _hand_over(self, rank: int, link: Connection, checkpoint: str | None) -> None:
         """Tell a follower what the run trains."""

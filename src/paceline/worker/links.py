@@ -392,7 +392,8 @@ class Links:
                         raise TimeoutError
                     self._send(connection, Kind.PROBE, {})
                 frame = connection.receive()
-                break
+                if frame.kind is not Kind.PROBE:  # what was sent before it has come
+                    break
             except TimeoutError:
                 raise self._late(connection) from None
             except LinkError as broken:
