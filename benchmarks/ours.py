@@ -124,18 +124,8 @@ def emulated(
         mode=mode,
         workers=workers,
         servers=1,
+        threads=1,
     )
-    seconds: list[float] = reports[0]["seconds"]
-    return seconds
-
-
-def paced(
-    mode: str, *, workers: int, batches: int, epochs: int, step_ms: float, slow_rank: int, slower: float
-) -> list[float]:
-    """As `emulated`, but a step's time is by its samples (scripts/paces.py)."""
-    arguments = (batches, epochs, step_ms, slow_rank, slower)
-    settings: dict[str, Any] = {"mode": mode, "workers": workers, "servers": 1, "threads": 1}
-    reports = _run(SCRIPTS / "paces.py", *arguments, **settings)
     seconds: list[float] = reports[0]["seconds"]
     return seconds
 

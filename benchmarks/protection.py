@@ -10,17 +10,14 @@ because it cannot be turned off: tags of frames, fencing, push ids and leases.
 `replica1/none`: two workers and two servers, each a run of its own, with and without a replica of each shard.
 """
 
-import dataclasses
 import functools
 import statistics
-from typing import Any
 
 from benchmarks import ours
-from benchmarks.harness import Case, MissingPeer, Side, measure, parse
+from benchmarks.harness import Case, Side, measure, parse
 from benchmarks.models import WARM_UP
 from paceline.comm import protection
 from paceline.observe import spans
-from paceline.plan import Job
 
 BATCH = 16
 BLOCK = 60
@@ -59,13 +56,15 @@ def blocks(*, resting: bool) -> Side:
 
 def replicated(replicas: int, rounds: int) -> list[float]:
     """Steps of two workers and two servers."""
-    more: dict[str, Any] = {}
-    if replicas:
-        if "replicas" not in {field.name for field in dataclasses.fields(Job)}:
-            raise MissingPeer("this Paceline has no --replicas")
-        more = {"replicas": replicas}
-    steps = max(rounds, REPLICA_STEPS)
-    return ours.train("resnet18", workers=2, servers=2, mode="bsp", batch=BATCH, steps=steps, **more)
+    return ours.train(
+        "resnet18",
+        workers=2,
+        servers=2,
+        mode="bsp",
+        batch=BATCH,
+        steps=max(rounds, REPLICA_STEPS),
+        replicas=replicas,
+    )
 
 
 SIDES: dict[str, Side] = {

@@ -1,7 +1,7 @@
 """A worker whose computing is emulated: FOLDER BATCHES EPOCHS STEP_MS SLOW_RANK SLOWER.
 
-A step takes STEP_MS without using the CPU (SLOWER times that on SLOW_RANK), so that more workers than cores
-can be shown. The exchange is real, of a model of 10,000 parameters.
+A whole batch takes STEP_MS without using the CPU (SLOWER times that on SLOW_RANK), a smaller one less; so
+more workers than cores can be shown. The exchange is real, of a model of 10,000 parameters.
 """
 
 import sys
@@ -26,13 +26,13 @@ def main() -> None:
     data = TensorDataset(torch.randn(int(batches) * BATCH, 100))
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
-    step_s = step_ms / 1e3 * (slower if paceline.rank() == int(slow_rank) else 1)
+    sample_s = step_ms / 1e3 / BATCH * (slower if paceline.rank() == int(slow_rank) else 1)
     ends = []
     for _ in range(int(epochs) + 1):
         for (inputs,) in loader:
             began = time.perf_counter()
             model(inputs).square().mean().backward()
-            time.sleep(max(0.0, step_s - (time.perf_counter() - began)))
+            time.sleep(max(0.0, sample_s * len(inputs) - (time.perf_counter() - began)))
             optimizer.step()
             optimizer.zero_grad()
         ends.append(time.perf_counter())

@@ -85,7 +85,7 @@ import random, time
 from paceline.worker import current_session
 
 o = {"problem": "bowl", "optimizer": "SGD", "settings": {}, "lr": 0.1, "samples": 23, "batch": 2,
-     "epochs": 3, "dither": 0.0, "shuffle": True}
+     "epochs": 3, "dither": 0.0, "slower": 0, "shuffle": True}
 o |= json.loads(sys.argv[1])
 torch.set_num_threads(1)
 model, data = make_problem(o["problem"], o["samples"])
@@ -100,7 +100,8 @@ for _ in range(o["epochs"]):
     for x, y, ids in loader:
         model.loss(x, y).backward()
         read, pushes = client.version, client.sequence
-        end = time.perf_counter() + o["dither"] * chance.random()
+        by_sample = o["slower"] and len(ids) * (o["slower"] if RANK == 1 else 1)
+        end = time.perf_counter() + o["dither"] * (by_sample or chance.random())
         while time.perf_counter() < end:
             pass  # works: a slow worker, another one each step
         optimizer.step()
@@ -577,6 +578,23 @@ def test_a_run_that_is_switched_is_each_modes_rule_in_turn(run, job):
         return (compensated if 34 < next(versions) <= 46 else plain)(w, parts)
 
     assert_as_replayed(ran, problem, gradients(problem), server)
+
+
+@by_link
+def test_ssp_with_batches_by_speed_counts_every_sample_the_same(run, job):
+    """Batches of up to 8; worker 1 takes ten times as long for a sample."""
+    options = {"workers": 2, "samples": 160, "batch": 8, "epochs": 3, "dither": 0.0002, "slower": 10}
+    ran = go(run, "ssp:1+batches=speed", job=job, **options)
+    problem = problem_of(samples=160)
+
+    def server(w: Tensor, parts: list[Part]) -> Tensor:
+        (part,) = parts
+        return w - problem.rates * part.value * part.samples / 8
+
+    assert_as_replayed(ran, problem, gradients(problem), server)
+    smallest = {rank: min(len(step.ids) for step in steps) for rank, steps in steps_of(ran).items()}
+    assert smallest[1] < 8
+    assert sum(row["samples"] for row in rows_of(ran) if row["worker"] == 1) < 160
 
 
 # --- downpour and periods ---------------------------------------------------------------------------

@@ -387,3 +387,47 @@ def test_the_order_says_who_gets_fresh_parameters():
         worker.take()
         assert worker.push(fetch=fetch)[-1][3:] == ([] if fetch else ["keep"])
     assert worker.push(fetch=False, void=True)[-1][3:] == ["keep"]
+
+
+def test_with_batches_by_speed_who_is_waited_for_gets_less_and_each_sample_counts_the_same():
+    """One worker makes a step in the time in which the other could make many."""
+    lead = lead_of("ssp:1+batches=speed", samples=4000, batch=8)
+    slow, fast = Worker(lead, 0), Worker(lead, 1)
+    sizes = []
+    slow.take()
+    for _ in range(12):
+        while 1 not in lead.machine.waiting:
+            fast.take()
+            fast.push()
+        sizes.append(slow.samples)
+        (pushed,) = (step for step in slow.push() if step[0] == "apply")
+        assert pushed[1][0][4] == sizes[-1] / 8
+        slow.take()
+    assert sizes[0] == 8 and sizes == sorted(sizes, reverse=True) and sizes[-1] == 1
+    # Now the other one is slow: who waits gets whole batches again.
+    fast.take()
+    for _ in range(60):
+        while 0 not in lead.machine.waiting:
+            slow.push()
+            slow.take()
+        fast.push()
+        fast.take()
+    assert slow.samples == 8 and fast.samples == 1
+
+
+def test_batches_are_equal_unless_asked_for_and_after_a_switch():
+    for mode in ("ssp:1", "ssp:1+batches=speed"):
+        lead = lead_of(mode, samples=4000, batch=8)
+        slow, fast = Worker(lead, 0), Worker(lead, 1)
+        slow.take()
+        for _ in range(5):
+            while 1 not in lead.machine.waiting:
+                fast.take()
+                fast.push()
+            slow.push()
+            slow.take()
+        assert (slow.samples == 8) == (mode == "ssp:1")
+        lead.switch(parse_mode("asp"))
+        slow.push()
+        slow.take()
+        assert slow.samples == 8

@@ -480,3 +480,35 @@ def test_workers_of_about_one_speed_wait_for_each_other():
     assert book.take(1, 0, 1) == ()
     book.finish(0, [last.id])
     assert book.accounts()[0]["applied"] == 12
+
+
+def test_smaller_batches_add_up_to_the_part_that_they_are():
+    book = LeaseBook(samples=1000, batch_size=8, drop_last=False, by_round=False)
+    book.joined(0)
+    book.joined(1)
+    book.resize(0, 0.3125)
+    sizes = [book.take(0, 0, 1)[0].samples for _ in range(40)]
+    assert set(sizes) == {2, 3} and sum(sizes) == 2.5 * 40
+    assert book.take(1, 0, 1)[0].samples == 8
+    book.resize(0, 1e-9)
+    assert [lease.samples for lease in book.take(0, 0, 3)] == [1, 1, 1]
+    book.resize(0, 1e9)
+    assert book.take(0, 0, 1)[0].samples == 8
+    book.resize(7, 0.5)  # nobody
+    assert book.part(0, 2) == 0.25 and book.part(0, 9) == 1.0
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_with_smaller_batches_an_epoch_still_counts_every_sample(drop_last):
+    book = LeaseBook(samples=101, batch_size=8, drop_last=drop_last, by_round=False)
+    book.joined(0)
+    book.joined(1)
+    book.resize(0, 0.4)
+    while not book.done(0):
+        for worker in (0, 1):
+            for lease in book.take(worker, 0, 2):
+                book.finish(worker, [lease.id])
+        book.turn_if_over(set())
+    account = book.accounts()[0]
+    assert account["applied"] + account["unused"] == 101
+    assert account["unused"] < (8 if drop_last else 1)

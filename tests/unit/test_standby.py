@@ -13,7 +13,7 @@ from paceline.modes import parse_mode
 from paceline.ps.lead import Lead
 from paceline.ps.standby import Standby, lead_from_json, lead_to_json
 
-MODES = ["bsp", "backup:1", "ssp:1", "asp", "asp+quorum=2"]
+MODES = ["bsp", "backup:1", "ssp:1", "ssp:1+batches=speed", "asp", "asp+quorum=2"]
 
 
 def new_lead(mode: str) -> Lead:

@@ -53,6 +53,8 @@ class LeaseBook:
     process with a batch of all of them would see; it deals to all of them when the first one asks.
     A book may change from one to the other at any time.
 
+    A first-come book may be told that a worker should have smaller batches (`resize`).
+
     Memory does not grow with the samples: finished leases leave only their counts.
     Not thread-safe: one owner.
 
@@ -84,6 +86,8 @@ class LeaseBook:
         self._taken: dict[int, dict[int, Lease]] = {}
         # How many workers a member stands for.
         self._widths: dict[int, int] = {}
+        # The part of a batch that a member's have, if they are smaller, and what rounding has left of it.
+        self._parts: dict[int, tuple[float, float]] = {}
         # Those of them that an epoch does not wait for.
         self._carried: set[int] = set()
         # Of those that are out twice: who holds the other one, and its id.
@@ -131,6 +135,7 @@ class LeaseBook:
         self._return_shares(worker)
         self._taken.pop(worker, None)
         self._widths.pop(worker, None)
+        self._parts.pop(worker, None)
         self._ahead.discard(worker)
 
     # Leases
@@ -212,14 +217,30 @@ class LeaseBook:
         """
         self._carried.update(number for number in ids if number in self._taken.get(worker, {}))
 
+    def resize(self, worker: int, factor: float) -> None:
+        """First come, first served: make a worker's next batches so many times as large, down to a sample
+        and up to a whole batch."""
+        if worker in self._taken:
+            part, rest = self._parts.get(worker, (1.0, 0.0))
+            part = max(1 / (self._widths[worker] * self._batch_size), part * factor)
+            self._parts[worker] = (part, rest)
+            if part >= 1:
+                del self._parts[worker]
+
+    def part(self, worker: int, samples: int) -> float:
+        """The part of a whole batch of this worker that so many samples are, at most 1."""
+        return min(1.0, samples / (self._widths.get(worker, 1) * self._batch_size))
+
     def deal_by_round(self, by_round: bool, copies: Copies | None = None) -> None:
-        """Go on by rounds, or first come, first served. What was dealt and not taken is dealt again.
+        """Go on by rounds, or first come, first served. What was dealt and not taken is dealt again, and
+        batches are whole ones again.
 
         Args:
             copies: as in the constructor; None leaves that as it is.
         """
         self._by_round = by_round
         self._copies = copies or self._copies
+        self._parts.clear()
         for worker in tuple(self._shares):
             self._return_shares(worker)
 
@@ -303,6 +324,7 @@ class LeaseBook:
             )
         self._taken.clear()
         self._widths.clear()
+        self._parts.clear()
         self._twins.clear()
         self._carried.clear()
         self._open_epoch()
@@ -339,7 +361,15 @@ class LeaseBook:
         whole, rest = divmod(_count(self._pool), size)
         batches = whole if self._drop_last or not rest else whole + 1
         fair = max(1, batches // (2 * len(self._taken)))
-        return [self._draw(size) for _ in range(min(limit, fair, batches))]
+        return [self._draw(self._resized(worker, size)) for _ in range(min(limit, fair, batches))]
+
+    def _resized(self, worker: int, size: int) -> int:
+        if worker not in self._parts:
+            return size
+        part, rest = self._parts[worker]
+        now = max(1, int(part * size + rest))
+        self._parts[worker] = (part, part * size + rest - now)
+        return now
 
     def _next_shares(self, worker: int, limit: int) -> list[Ranges]:
         while len(self._shares.get(worker, ())) < limit and self._can_deal():

@@ -21,7 +21,7 @@ A text is `NAME[:NUMBERS]` and then `+knob=value` for every knob that is turned:
 
 Knobs: `period=n` (bsp, backup, ssp, asp: their gradients become sums over n local steps), `quorum=n` (not in
 rounds: n contributions make an update), `damping=…` (not in rounds: gradients and sums), `outer=…` (sums and
-deltas). What makes no sense together is refused with the reason.
+deltas), `batches=speed` (ssp). What makes no sense together is refused with the reason.
 """
 
 import difflib
@@ -33,7 +33,7 @@ from typing import Any, Literal, get_args
 from paceline.exceptions import UsageError
 from paceline.modes.machine import Clocks, Epochs, Machine, Rounds
 
-__all__ = ["Damping", "ModeSpec", "Outer", "Payload", "parse_mode"]
+__all__ = ["Batches", "Damping", "ModeSpec", "Outer", "Payload", "parse_mode"]
 
 Payload = Literal["gradient", "sum", "delta", "elastic", "none"]
 """What a worker pushes: a gradient, gradients summed over its local steps, how far it has moved, an elastic
@@ -45,6 +45,9 @@ compensation, or divided by the gap since the worker read."""
 
 Outer = Literal["own", "adagrad", "average", "nesterov"]
 """The servers' optimizer: the script's, Adagrad, SGD of lr 1, SGD of lr 0.7 and Nesterov momentum 0.9."""
+
+Batches = Literal["equal", "speed"]
+"""Whether all workers' batches are equal, or smaller for who is waited for."""
 
 _BETA = 0.9
 _HISTORY = 10
@@ -80,6 +83,8 @@ class ModeSpec:
     """Elastic: beta = workers × alpha, and alpha is the part of its distance that a worker moves by."""
 
     outer: Outer = "own"
+
+    batches: Batches = "equal"
 
     history: int = _HISTORY
     """Sandblaster: how many pairs of steps L-BFGS remembers."""
@@ -231,6 +236,8 @@ class ModeSpec:
             knobs.append(f"+damping={self.damping}")
         if self.outer != preset.fields.get("outer", "own"):
             knobs.append(f"+outer={self.outer}")
+        if self.batches != "equal":
+            knobs.append(f"+batches={self.batches}")
         return "".join([self.name, ":" * bool(numbers), numbers, *knobs])
 
     @property
@@ -247,7 +254,7 @@ class ModeSpec:
         if (self.inner is None) is (self.name == "hybrid"):
             return "hybrid, and hybrid alone, needs an inner mode, as in hybrid:asp"
         if self.inner is not None:
-            return _not_between(self.inner.name)
+            return _not_between(self.inner.name) or _no_batches(self)
         preset = _PRESETS[self.name]
         for number in preset.numbers:
             for value in (getattr(self, name) for name in number.fields):
@@ -273,7 +280,7 @@ class ModeSpec:
             return reason
         if self.outer != preset.fields.get("outer", "own") and (reason := _no_outer(self)):
             return reason
-        return None
+        return _no_batches(self)
 
 
 def parse_mode(text: str | int) -> ModeSpec:
@@ -395,7 +402,11 @@ _PRESETS = {
 # Every gradient goes to the servers as it is, unless a period is given.
 _PLAIN = ("bsp", "backup", "ssp", "asp")
 
-_CHOICES: dict[str, tuple[str, ...]] = {"damping": get_args(Damping), "outer": get_args(Outer)}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "damping": get_args(Damping),
+    "outer": get_args(Outer),
+    "batches": get_args(Batches),
+}
 _KNOBS = ("period", "quorum", *_CHOICES)
 
 _FORMS = (
@@ -466,6 +477,16 @@ def _no_outer(spec: ModeSpec) -> str | None:
             "or add period=N, or use downpour, local or diloco"
         )
     return f"outer applies what workers push, and {spec.name} sends {_SENDS[spec.payload]}: leave outer out"
+
+
+def _no_batches(spec: ModeSpec) -> str | None:
+    if spec.batches == "equal":
+        return None
+    if spec.name == "ssp" and spec.payload == "gradient":
+        return None if spec.quorum == 1 else "batches=speed scales one push at a time: use quorum=1"
+    if spec.spare is None and spec.bound is None:
+        return f"nobody waits for a slow worker in {spec.name}, it takes fewer batches: leave batches out"
+    return "batches=speed is for single gradients under a bound, as in ssp:4+batches=speed: leave it out"
 
 
 def _not_between(name: str) -> str | None:

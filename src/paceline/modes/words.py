@@ -45,8 +45,10 @@ def in_words(spec: ModeSpec, workers: int) -> str:
         applied = f"an update is the mean of {spec.quorum} {several}"
     if spec.bound is None:
         return f"nobody waits: {applied}{damped}"
+    smaller = "" if spec.batches == "equal" else ", whose batches get smaller"
     return (
-        f"{applied}{damped}; a worker waits while it is more than {_steps(spec.bound)} ahead of the slowest"
+        f"{applied}{damped}; a worker waits while it is more than {_steps(spec.bound)} ahead of the "
+        f"slowest{smaller}"
     )
 
 

@@ -47,6 +47,9 @@ Steps = list[list[Any]]
 Event = list[Any]
 """Something that happened to a Lead, as JSON: the name of a method, and its arguments."""
 
+_SMALLER, _LARGER = 0.8, 1.1
+"""How the batches of a worker change whom others wait for, or who waits: quickly down, and carefully up."""
+
 QUARANTINE = 5
 """So many pushes in a row that are not finite, while others' are: the worker is replaced."""
 
@@ -306,7 +309,17 @@ class Lead:
         (self._keeping.discard if push.fetch else self._keeping.add)(push.id.worker)
         spent = self.book is not None and self.book.superseded(push.leases)
         made = self.machine.pushed(push.id, push.read_version, spent=spent)
+        if self.book is not None and self.mode.batches == "speed":
+            self._resize(self.book, push.id.worker, made)
         return [*self._steps(made), *self._assigned()]
+
+    def _resize(self, book: LeaseBook, worker: int, made: Sequence[Instruction]) -> None:
+        """Who was waited for gets smaller batches, and who waits itself larger ones again."""
+        admitted = {each.worker for each in made if isinstance(each, Admit)}
+        if admitted - {worker}:
+            book.resize(worker, _SMALLER)
+        elif worker not in admitted:
+            book.resize(worker, _LARGER)
 
     def take(
         self, worker: int, epoch: int, limit: int, *, wait: bool
@@ -561,7 +574,10 @@ class Lead:
                 continue
             staleness = self._record(p, before)
             weight = p.samples if known else 1
-            parts.append([*_listed(p.id), weight, self.mode.scale(staleness)])
+            scale = self.mode.scale(staleness)
+            if self.book and self.mode.batches == "speed" and p.samples:
+                scale *= self.book.part(p.id.worker, p.samples)  # so that every sample counts the same
+            parts.append([*_listed(p.id), weight, scale])
         return ["reduce" if self._clip_norm is not None else "apply", parts]
 
     def _too_late(self, push: Push) -> bool:
