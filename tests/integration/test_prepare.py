@@ -315,7 +315,7 @@ result([steps, all(bool(p.isfinite().all()) for p in model.parameters())])
 
 
 def test_a_nan_made_after_backward_is_refused_too(run):
-    """The worker's own check sees what backward made; the server looks at what arrives."""
+    """The worker looks again at what was changed since; over TCP the server looks at what arrives, too."""
     ran = run(
         SETUP
         + """

@@ -8,9 +8,9 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.comm import frames, handshake
 from paceline.comm.frames import Kind, field
@@ -62,8 +62,7 @@ class Address:
         return cls(unix=unix, host=field(data, "host", str), port=field(data, "port", int))
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     """A frame that the other side may not have got."""
 
     number: int
@@ -117,6 +116,8 @@ class Connection:
         self._sent = 0
         self._received = 0
         self._unread = 0
+        self._polled: Stream | None = None
+        self._poller = select.poll()
 
     def fileno(self) -> int:
         """For selectors; see `waiting`."""
@@ -175,9 +176,7 @@ class Connection:
         """Whether something has come within this time, if only its end."""
         if self.sock.fileno() < 0:
             return True
-        look = select.poll()
-        look.register(self.sock, select.POLLIN)
-        return self.waiting or bool(look.poll(seconds * 1000))
+        return self.waiting or bool(self._poll(seconds * 1000))
 
     @property
     def waiting(self) -> bool:
@@ -298,11 +297,17 @@ class Connection:
     def spin(self, seconds: float) -> None:
         """Look for a frame without sleeping, at most this long: for answers that come sooner than a
         sleeping process wakes up."""
-        look = select.poll()
-        look.register(self.sock, select.POLLIN)
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end and not self.waiting and not look.poll(0):
+        look, end = self._poll, time.perf_counter() + seconds
+        while time.perf_counter() < end and not self.waiting and not look(0):
             pass
+
+    @property
+    def _poll(self) -> Callable[[float], list[tuple[int, int]]]:
+        """Waits, at most so many milliseconds, until there is something to read."""
+        if self._polled is not self.sock:
+            self._polled, self._poller = self.sock, select.poll()
+            self._poller.register(self.sock, select.POLLIN)
+        return self._poller.poll
 
     def receive(self) -> Frame:
         """The next frame, blocking.

@@ -15,9 +15,8 @@ import hashlib
 import hmac
 import json
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.exceptions import FrameError
 
@@ -116,8 +115,7 @@ WITH_DESCRIPTORS = frozenset([Kind.ADOPT, Kind.ADOPTED, Kind.ATTACH, Kind.MEET])
 """Kinds that may bring a file descriptor along."""
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """A header whose lengths are within bounds. Its tag is not verified yet."""
 
     kind: Kind

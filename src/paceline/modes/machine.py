@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from paceline.modes.spec import ModeSpec
@@ -44,9 +44,11 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class PushId:
-    """The name of one push. Sorted, pushes of different workers are in rank order."""
+class PushId(NamedTuple):
+    """The name of one push. Sorted, pushes of different workers are in rank order.
+
+    A tuple, because it is hashed and compared many times in every exchange.
+    """
 
     worker: int
     incarnation: int

@@ -28,7 +28,7 @@ from paceline.observe.phases import Phase
 from paceline.observe.spans import recorder_of
 from paceline.params import Layout, OptimizerSpec, Placement, Slice, StateBook
 from paceline.ps.config import ServerConfig
-from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, WorkerPeer
+from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
 from paceline.ps.saving import read_blob
 from paceline.ps.shard import Contribution, Copy, Gradients, Shard
 from paceline.storage.checkpoint import write_part
@@ -349,6 +349,7 @@ class Executing:
 
     def _contributions(self, pushes: Sequence[Sequence[Any]]) -> tuple[list[Contribution], Any]:
         contributions, settings = [], None
+        grouped = self.mode.grouped  # there a root pushes what others computed, too
         for worker, incarnation, sequence, weight, scale in pushes:
             pushed = self._pushed.pop(PushId(worker, incarnation, sequence), None)
             if pushed is None:
@@ -365,6 +366,7 @@ class Executing:
                     pushed.missing,
                     float(scale),
                     pushed.peer.backup or (),
+                    not grouped and isinstance(pushed.peer, ShmPeer),
                 )
             )
         return contributions, settings

@@ -380,7 +380,7 @@ class Lead:
         together = self.mode.in_place or (self.mode.inner is not None and self.mode.inner.in_place)
         together = together or self.mode.by_epoch
         if not together:
-            return [["assign", *_listed(push)], ["admit", push.worker, self.version]]
+            return [["assign", *push], ["admit", push.worker, self.version]]
         self._assigns[push.worker] = push
         return self._assigned()
 
@@ -399,9 +399,9 @@ class Lead:
         if self.descent is not None:
             self.descent.restart()
             self._changed()
-        drops = [["drop", *_listed(push)] for push in rest]
+        drops = [["drop", *push] for push in rest]
         admits = [["admit", push.worker, self.version] for push in (first, *rest)]
-        return [*drops, ["assign", *_listed(first)], *admits]
+        return [*drops, ["assign", *first], *admits]
 
     def over(self, epoch: int) -> bool:
         """Whether an epoch is finished for everybody."""
@@ -536,7 +536,7 @@ class Lead:
             match instruction:
                 case Apply(pushes):
                     steps.append(self._apply(pushes, version))
-                    steps += [["drop", *_listed(push)] for push in pushes if push in self._left_out]
+                    steps += [["drop", *push] for push in pushes if push in self._left_out]
                     self._left_out.difference_update(pushes)
                     version += 1
                 case Admit(worker):
@@ -547,7 +547,7 @@ class Lead:
                     steps.append(self._add(self.descent, push))
                 case Hold(push):
                     self._held.add(push)
-                    steps.append(["hold", *_listed(push)])
+                    steps.append(["hold", *push])
                 case Drop(push):
                     dropped = self._pushes.pop(push, None)
                     self._held.discard(push)
@@ -555,7 +555,7 @@ class Lead:
                     self.totals.dropped += 1
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
-                    steps.append(["drop", *_listed(push)])
+                    steps.append(["drop", *push])
         return steps
 
     def _apply(self, ids: Sequence[PushId], before: int) -> list[Any]:
@@ -577,7 +577,7 @@ class Lead:
             scale = self.mode.scale(staleness)
             if self.book and self.mode.batches == "speed" and p.samples:
                 scale *= self.book.part(p.id.worker, p.samples)  # so that every sample counts the same
-            parts.append([*_listed(p.id), weight, scale])
+            parts.append([*p.id, weight, scale])
         return ["reduce" if self._clip_norm is not None else "apply", parts]
 
     def _too_late(self, push: Push) -> bool:
@@ -596,16 +596,16 @@ class Lead:
         if not p.leases or self.book is None or not self.book.fresh(push.worker, p.leases):
             self.totals.dropped += 1
             self.give_back(push.worker, p.leases)
-            return ["drop", *_listed(push)]
+            return ["drop", *push]
         self.book.finish(push.worker, p.leases, refused=p.void)
         if p.void:
             self._refused(p.id.worker)
             self._left_out.discard(push)
             descent.spoil()
-            return ["drop", *_listed(push)]
+            return ["drop", *push]
         self._record(p, self.version)
         descent.add(p.samples)
-        return ["add", [[*_listed(push), p.samples, 1.0]]]
+        return ["add", [[*push, p.samples, 1.0]]]
 
     def _refused(self, worker: int) -> None:
         """A push was not finite or absurd. One worker's alone are its own fault, all workers' the model's."""
@@ -647,7 +647,3 @@ class Lead:
 def keeping(fetch: bool) -> tuple[str, ...]:
     """What stands behind an admit: whether the worker's parameters stay as they are."""
     return () if fetch else ("keep",)
-
-
-def _listed(push: PushId) -> list[int]:
-    return [push.worker, push.incarnation, push.sequence]

@@ -68,6 +68,8 @@ class Contribution:
     """How much of its step is made (damping by staleness)."""
     backup: Sequence[Tensor] = ()
     """The parameters that it was computed from, slice by slice, where the damping needs them."""
+    checked: bool = False
+    """Its worker found it finite, in this same memory."""
 
 
 @dataclass(slots=True)
@@ -236,7 +238,7 @@ class Shard:
     ) -> None:
         if len(contributions) == 1:
             only = contributions[0]
-            if not _finite(only.gradients.flat[i]):
+            if not only.checked and not _finite(only.gradients.flat[i]):
                 self._refusals.append(only.worker)
                 return
             if only.backup:

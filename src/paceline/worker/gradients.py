@@ -22,8 +22,10 @@ class GradientMemory:
 
     def __init__(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
         self._parameters = list(parameters)
-        self._views = list(views)
+        self._views = [view.data for view in views]  # so that each counts its own changes
         self._sums: list[Tensor | None] = [None] * len(self._views)
+        self._summed = [0] * len(self._views)
+        """The versions of the views that were summed: whoever changes a gradient in place counts it up."""
         self._zeroed = [False] * len(self._views)
         self.on_gradient: Callable[[int], None] | None = None
         """Called with each tensor whose gradient is in the memory."""
@@ -36,7 +38,7 @@ class GradientMemory:
 
     def _hook(self, i: int) -> Callable[[Tensor], None]:
         view = self._views[i]
-        sums, zeroed = self._sums, self._zeroed
+        zeroed = self._zeroed
 
         def hook(parameter: Tensor) -> None:
             gradient = parameter.grad
@@ -48,19 +50,27 @@ class GradientMemory:
                 view.copy_(gradient)
                 parameter.grad = view
             zeroed[i] = False
-            sums[i] = None if protection.resting else view.sum()
+            if not protection.resting:
+                self._sum(i, view)
             if self.on_gradient is not None:
                 self.on_gradient(i)
 
         return hook
 
+    def _sum(self, i: int, view: Tensor) -> None:
+        self._sums[i] = view.sum()
+        self._summed[i] = view._version
+
     def collect(self) -> tuple[list[int], bool]:
-        """Before a push: tensors without a gradient, and whether all gradients are finite."""
+        """Before a push: tensors without a gradient, and whether all gradients are finite now."""
         missing = []
         suspect = []
+        resting = protection.resting
         for i, (p, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = p.grad
             if gradient is view:
+                if view._version != self._summed[i] and not resting:  # clipped, say, since backward
+                    self._sum(i, view)
                 continue
             if gradient is None:
                 missing.append(i)
@@ -73,7 +83,7 @@ class GradientMemory:
                 view.copy_(gradient.detach())
                 self._zeroed[i] = False
                 suspect.append(i)
-        if protection.resting:
+        if resting:
             return missing, True
         sums = [s for s in self._sums if s is not None]
         if suspect or not sums or not _all_finite(sums):

@@ -376,7 +376,7 @@ class RunSession(Session):
 
     def _follow_mode(self) -> None:
         """The run was switched: the parameters may lie elsewhere now. Only modes of one kind are switched."""
-        if self._client.mode == self.mode:
+        if self._client.mode is self.mode:
             return
         self.mode = self._client.mode
         fresh = self._client.parameters
