@@ -14,7 +14,7 @@ from benchmarks.chaos.running import Bench, Fault, Work, counted, run, steps
 from paceline.control import Requests
 
 SLOWER = 5.0
-STEP_MS = 20.0
+STEP_MS = 50.0
 SSP = "ssp:4+batches=speed"
 LEAST = {"backup:1": 0.95, "asp": 0.75, SSP: 0.75}
 BATCHES = {"backup:1": 160, "asp": 480, SSP: 480}

@@ -486,15 +486,17 @@ def test_smaller_batches_add_up_to_the_part_that_they_are():
     book = LeaseBook(samples=1000, batch_size=8, drop_last=False, by_round=False)
     book.joined(0)
     book.joined(1)
-    book.resize(0, 0.3125)
+    taken = [lease.id for lease in book.take(0, 0, 2)]
+    book.resize(0, taken, 0.3125)
+    book.resize(0, taken, 0.3125)  # these cannot show the change before
     sizes = [book.take(0, 0, 1)[0].samples for _ in range(40)]
     assert set(sizes) == {2, 3} and sum(sizes) == 2.5 * 40
     assert book.take(1, 0, 1)[0].samples == 8
-    book.resize(0, 1e-9)
-    assert [lease.samples for lease in book.take(0, 0, 3)] == [1, 1, 1]
-    book.resize(0, 1e9)
+    book.resize(0, [10**6], 1e-9)
+    assert [lease.samples for lease in book.take(0, 0, 3)] == [1, 1]  # few, so that a change is soon seen
+    book.resize(0, [10**6], 1e9)
     assert book.take(0, 0, 1)[0].samples == 8
-    book.resize(7, 0.5)  # nobody
+    book.resize(7, [10**6], 0.5)  # nobody
     assert book.part(0, 2) == 0.25 and book.part(0, 9) == 1.0
 
 
@@ -503,7 +505,7 @@ def test_with_smaller_batches_an_epoch_still_counts_every_sample(drop_last):
     book = LeaseBook(samples=101, batch_size=8, drop_last=drop_last, by_round=False)
     book.joined(0)
     book.joined(1)
-    book.resize(0, 0.4)
+    book.resize(0, [0], 0.4)
     while not book.done(0):
         for worker in (0, 1):
             for lease in book.take(worker, 0, 2):

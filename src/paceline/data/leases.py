@@ -86,8 +86,9 @@ class LeaseBook:
         self._taken: dict[int, dict[int, Lease]] = {}
         # How many workers a member stands for.
         self._widths: dict[int, int] = {}
-        # The part of a batch that a member's have, if they are smaller, and what rounding has left of it.
-        self._parts: dict[int, tuple[float, float]] = {}
+        # The part of a batch that a member gets, since which lease, and what rounding has left of it.
+        self._parts: dict[int, tuple[float, int]] = {}
+        self._rests: dict[int, float] = {}
         # Those of them that an epoch does not wait for.
         self._carried: set[int] = set()
         # Of those that are out twice: who holds the other one, and its id.
@@ -136,6 +137,7 @@ class LeaseBook:
         self._taken.pop(worker, None)
         self._widths.pop(worker, None)
         self._parts.pop(worker, None)
+        self._rests.pop(worker, None)
         self._ahead.discard(worker)
 
     # Leases
@@ -217,15 +219,18 @@ class LeaseBook:
         """
         self._carried.update(number for number in ids if number in self._taken.get(worker, {}))
 
-    def resize(self, worker: int, factor: float) -> None:
+    def resize(self, worker: int, ids: Iterable[int], factor: float) -> None:
         """First come, first served: make a worker's next batches so many times as large, down to a sample
-        and up to a whole batch."""
-        if worker in self._taken:
-            part, rest = self._parts.get(worker, (1.0, 0.0))
-            part = max(1 / (self._widths[worker] * self._batch_size), part * factor)
-            self._parts[worker] = (part, rest)
-            if part >= 1:
-                del self._parts[worker]
+        and up to a whole batch.
+
+        Args:
+            ids: the leases that this was seen of. If they were dealt before the last change, which they could
+                not show yet, nothing changes.
+        """
+        part, since = self._parts.get(worker, (1.0, 0))
+        if worker in self._taken and max(ids, default=-1) >= since:
+            least = 1 / (self._widths[worker] * self._batch_size)
+            self._parts[worker] = (min(1.0, max(least, part * factor)), self._next_id)
 
     def part(self, worker: int, samples: int) -> float:
         """The part of a whole batch of this worker that so many samples are, at most 1."""
@@ -361,14 +366,16 @@ class LeaseBook:
         whole, rest = divmod(_count(self._pool), size)
         batches = whole if self._drop_last or not rest else whole + 1
         fair = max(1, batches // (2 * len(self._taken)))
+        if worker in self._parts:
+            fair = min(fair, 2)  # so that a change is soon seen
         return [self._draw(self._resized(worker, size)) for _ in range(min(limit, fair, batches))]
 
     def _resized(self, worker: int, size: int) -> int:
         if worker not in self._parts:
             return size
-        part, rest = self._parts[worker]
-        now = max(1, int(part * size + rest))
-        self._parts[worker] = (part, part * size + rest - now)
+        exact = self._parts[worker][0] * size + self._rests.get(worker, 0.0)
+        now = max(1, int(exact))
+        self._rests[worker] = exact - now
         return now
 
     def _next_shares(self, worker: int, limit: int) -> list[Ranges]:

@@ -310,16 +310,17 @@ class Lead:
         spent = self.book is not None and self.book.superseded(push.leases)
         made = self.machine.pushed(push.id, push.read_version, spent=spent)
         if self.book is not None and self.mode.batches == "speed":
-            self._resize(self.book, push.id.worker, made)
+            self._resize(self.book, push, made)
         return [*self._steps(made), *self._assigned()]
 
-    def _resize(self, book: LeaseBook, worker: int, made: Sequence[Instruction]) -> None:
+    def _resize(self, book: LeaseBook, push: Push, made: Sequence[Instruction]) -> None:
         """Who was waited for gets smaller batches, and who waits itself larger ones again."""
+        worker = push.id.worker
         admitted = {each.worker for each in made if isinstance(each, Admit)}
         if admitted - {worker}:
-            book.resize(worker, _SMALLER)
+            book.resize(worker, push.leases, _SMALLER)
         elif worker not in admitted:
-            book.resize(worker, _LARGER)
+            book.resize(worker, push.leases, _LARGER)
 
     def take(
         self, worker: int, epoch: int, limit: int, *, wait: bool
