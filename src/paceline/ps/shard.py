@@ -327,7 +327,9 @@ class Shard:
     def _mean(self, i: int, out: Tensor, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
         """The weighted mean of slice `i` into `out`, in the order given; returns who is in it."""
         _sum_into(out, i, contributions)
-        if _finite(out):
+        # Only of two-byte floats are finite ones soon too large together.
+        checked = out.element_size() > 2 and all(c.checked for c in contributions)
+        if checked or _finite(out):
             return contributions
         good = []
         for c in contributions:
