@@ -178,3 +178,19 @@ train(prepared(samples=32), epochs=4, loss_of=loss_of)
     assert sum(a["applied"] + a["refused"] for a in ran.status.leases) == 128
     assert 0 < sum(a["refused"] for a in ran.status.leases) <= 12  # a period and the step after it
     assert all(bool(t.isfinite().all()) for t in ran.model.values())
+
+
+def test_batches_by_speed_need_a_data_set_that_can_be_dealt_out(run):
+    source = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([(torch.zeros(4), torch.tensor(0))] * 8)
+
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+paceline.prepare(model, optimizer, DataLoader(Stream(), batch_size=4))
+"""
+    ran = run(source, workers=2, mode="ssp:2+batches=speed")
+    assert (
+        "mode ssp:2+batches=speed deals batches by speed, and an IterableDataset has no length" in ran.error
+    )

@@ -152,7 +152,7 @@ class RunSession(Session):
         self._frozen = _frozen_of(got.model, got.optimizer)
         self._trained = {t.name for t in layout.tensors} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
-        if self.mode.by_epoch:
+        if self.mode.by_epoch or self.mode.batches == "speed":
             _check_has_epochs(self.mode, data)
         keys = [k for k, v in got.model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)]
         self._client = self._reach_servers()
@@ -798,16 +798,17 @@ def _frozen_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple
 
 
 def _check_has_epochs(mode: ModeSpec, data: dict[str, Any] | None) -> None:
+    """Modes that deal out the samples of an epoch need to know them."""
     if data is None or "samples" not in data:
         problem = (
             "prepare() got no DataLoader: pass it the training loader"
             if data is None
             else "an IterableDataset has no length: use a map-style data set"
         )
-        raise UsageError(
-            f"mode {mode} makes one step of the gradient of a whole epoch, and {problem}, or use a mode such "
-            "as bsp or asp."
+        does = (
+            "makes one step of the gradient of a whole epoch" if mode.by_epoch else "deals batches by speed"
         )
+        raise UsageError(f"mode {mode} {does}, and {problem}, or use a mode such as bsp or asp.")
 
 
 def _whereabouts(parameters: Sequence[nn.Parameter]) -> list[tuple[int, int]]:
