@@ -282,10 +282,8 @@ class InlinePeer(WorkerPeer):
         while not self._closing:
             reason = self._serve_socket()
             self._post(self, None, reason)
-            if (
-                not self.connection.keeps or self._closing
-            ):  # the None in the outbox may have been read already
-                return
+            if not self.connection.keeps or self._closing:
+                return  # what says so in the outbox may have been read already
             self.connection.close()  # so that the worker sees it, too
             while self._resume_next is None:
                 found = self._outbox.get()
