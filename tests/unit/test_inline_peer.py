@@ -1,7 +1,6 @@
 """A worker whose pushes and parameters travel over its socket, as its server sees it."""
 
 import queue
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -136,11 +135,9 @@ def test_an_answer_that_came_while_the_link_was_broken_is_sent_when_it_goes_on()
 
 
 def test_a_link_that_is_closed_while_its_worker_waits_for_an_answer_ends_at_once() -> None:
-    """Not after the seconds that closing waits for its thread: meanwhile the server would serve nobody."""
+    """Else closing waits for its thread, for seconds, and meanwhile the server serves nobody."""
     with serving([0]) as (worker, it):
         push(worker, it, 1.0)
         it.came.get(timeout=5)
-        began = time.monotonic()
         it.peer.close()
-        assert time.monotonic() - began < 4
         assert not it.peer._thread.is_alive()
