@@ -431,3 +431,30 @@ def test_batches_are_equal_unless_asked_for_and_after_a_switch():
         slow.push()
         slow.take()
         assert slow.samples == 8
+
+
+def test_nobody_falls_behind_by_more_than_an_epoch_also_when_the_mode_changes():
+    lead = lead_of("asp", samples=100)
+    assert lead.book is not None
+    lead.book.deal_by_round(False, copies="slow")
+    slow, fast = Worker(lead, 0), Worker(lead, 1)
+    slow.take()
+    epoch = 0
+    for _ in range(60):
+        leases, _ = fast.take(epoch, wait=True)
+        if leases is None:  # parked
+            answers, _ = lead.granted(1)
+            if not answers:
+                break
+            ((_, leases, over),) = answers
+            epoch += over
+            fast.leases, fast.samples = [each.id for each in leases], sum(each.samples for each in leases)
+        if fast.leases:
+            fast.push()
+    assert epoch == 1 and lead.epoch == 1  # it did the other's last lease in its place, and now it waits
+    lead.switch(parse_mode("bsp"))
+    assert lead.granted(1)[0] == [] and lead.epoch == 1
+    slow.push()
+    assert slow.take(0) == ((), [])  # it hears that its epoch is over
+    slow.take(1, wait=True)
+    assert {who for who, _, _ in lead.granted(1)[0]} == {0, 1} and lead.epoch == 2

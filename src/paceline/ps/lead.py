@@ -155,6 +155,8 @@ class Lead:
         self._finished: dict[int, tuple[int, int]] = {}
         self._entered: dict[int, int] = {}
         self._told_over: dict[int, int] = {}
+        self._late: set[int] = set()
+        """Workers that were behind when the mode changed."""
         self._incarnations: dict[int, int] = {}
         self.requests: dict[int, int] = {}
         """The number of each worker's last request, where requests are numbered."""
@@ -350,6 +352,7 @@ class Lead:
         self.grants[worker] = (self.takes.get(worker, 0), leases, over)
         if over and not leases:
             self._told_over[worker] = epoch
+            self._late.discard(worker)
 
     @property
     def left_behind(self) -> set[int]:
@@ -413,8 +416,8 @@ class Lead:
         if not self._parked or self._asking:
             return [], []
         # Where others may do a slow worker's last leases, it would fall behind further and further.
-        waits = self.mode.copies == "slow" and bool(self._behind)
-        if self.book and not waits:
+        waited_for = self._behind if self.mode.copies == "slow" else self._behind & self._late
+        if self.book and not waited_for:
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
             over = self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
             if over and self.descent is not None and (steps := self.descent.evaluate()):
@@ -521,6 +524,8 @@ class Lead:
         if mode == self.mode:
             return steps
         self.machine, more = self.machine.switch(mode)
+        if self.mode.copies == "slow":
+            self._late |= self._behind
         self.mode = mode
         if self.book:
             self.book.deal_by_round(mode.by_round, mode.copies)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ class LeadServer(Placing):
         elif role == "server":
             self._follows(int(rank), connection)
             if self.shard is None:
-                self._try_adopt()
+                with self._failing():
+                    self._try_adopt()
             else:
                 self._catch_up(connection, field(body, "position", int))
         else:
@@ -108,11 +109,17 @@ class LeadServer(Placing):
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """As any server, and what followers report."""
-        if connection.peer.startswith("server:"):
-            self._on_follower(connection, frame)
-            return
+        with self._failing():
+            if connection.peer.startswith("server:"):
+                self._on_follower(connection, frame)
+            else:
+                super().on_frame(connection, frame)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What is wrong with the run, and not with one link, ends the run, and is said as it is."""
         try:
-            super().on_frame(connection, frame)
+            yield
         except EarlyExit as error:
             self._fail(error)
         except (PlanError, CheckpointError) as error:
