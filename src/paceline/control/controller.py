@@ -554,7 +554,7 @@ class Controller(Steering):
                     name,
                     f"{body.get('error')}: {body.get('message')}",
                     str(body.get("traceback", "")),
-                    secondary=bool(body.get("secondary")) or body.get("error") == "LinkError",
+                    secondary=bool(body.get("secondary")) or body.get("error") in ("LinkError", "AuthError"),
                 )
             )
         elif frame.kind is Kind.BYE:
