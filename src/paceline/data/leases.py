@@ -246,6 +246,7 @@ class LeaseBook:
         self._by_round = by_round
         self._copies = copies or self._copies
         self._parts.clear()
+        self._rests.clear()
         for worker in tuple(self._shares):
             self._return_shares(worker)
 
@@ -330,6 +331,7 @@ class LeaseBook:
         self._taken.clear()
         self._widths.clear()
         self._parts.clear()
+        self._rests.clear()
         self._twins.clear()
         self._carried.clear()
         self._open_epoch()

@@ -250,6 +250,8 @@ class Lead:
         self._entered.pop(worker, None)
         for numbers in (self.requests, self.takes, self.grants, self._told_over):
             numbers.pop(worker, None)
+        self._keeping.discard(worker)
+        self._late.discard(worker)
         if not self.speaks(worker):
             return []
         self._forget_pushes(worker)
