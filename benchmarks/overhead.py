@@ -61,7 +61,8 @@ CASES = [
 
 def main() -> None:
     """Measure and report."""
-    measure(parse("overhead", __doc__, CASES), SIDES)
+    # Many short blocks: two cores of a shared machine are faster and slower by a third for half a minute.
+    measure(parse("overhead", __doc__, CASES, repeats=8, rounds=30), SIDES)
 
 
 if __name__ == "__main__":

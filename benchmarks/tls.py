@@ -19,7 +19,7 @@ from benchmarks import ours
 from benchmarks.harness import Case, Side, measure, parse
 from paceline.comm import Listener, Secret, connect, new_secret
 from paceline.comm.certificates import Certificates
-from paceline.comm.connection import accept
+from paceline.comm.meeting import accept
 
 SIZES = {"resnet18": 11_689_512, "small": 61_706}
 ROUNDS = {"resnet18": 1, "small": 20}

@@ -21,6 +21,9 @@ import pytest
 PATIENCE_S = 5.0
 """How long what is already ending may take to end after its test."""
 
+KTHREADD = 2
+"""Parent of the kernel's own processes."""
+
 # Inherited by whatever this process starts, so that a descendant is known for ours even after its
 # parent died and it hangs from init. Each xdist worker draws its own.
 MARK = "PACELINE_TEST_PROCESS"
@@ -71,7 +74,7 @@ class Snapshot:
         for pid in set(psutil.pids()) - kept - found.keys():
             try:
                 process = psutil.Process(pid)
-                if process.environ().get(MARK) == os.environ[MARK]:
+                if _environment(process).get(MARK) == os.environ[MARK]:
                     found[pid] = process
             except psutil.Error:
                 continue  # Already gone, or another user's.
@@ -88,6 +91,14 @@ class Snapshot:
         me = psutil.Process()
         family = {me.pid, *(child.pid for child in me.children(recursive=True))}
         return not any(_holds(pid, str(path)) for pid in psutil.pids() if pid not in family)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """In the middle of its exec a process has none yet. (The kernel's own never have one.)"""
+    deadline = time.monotonic() + 1
+    while not (found := process.environ()) and process.ppid() != KTHREADD and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
 
 
 def _names(directory: Path) -> frozenset[str]:

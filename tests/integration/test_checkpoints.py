@@ -184,6 +184,38 @@ def test_resuming_equals_not_having_stopped_to_the_bit(run, uninterrupted, tmp_p
         assert [a["applied"] for a in ran.status.leases[:4]] == [44] * 4
 
 
+def test_the_final_checkpoint_waits_for_what_workers_say_last(run, uninterrupted, tmp_path):
+    """The lead finds the last frames of all workers and the controller's wish for the final checkpoint at
+    once, and serves one frame of each in turn."""
+    end = """
+    from paceline.comm import Kind
+    from paceline.worker.session import current_session
+
+    (RUN_DIR.parent / f"end-{RANK}").touch()
+    while not (written(24) and all((RUN_DIR.parent / f"end-{rank}").exists() for rank in range(2))):
+        os.sched_yield()
+    lead = int((RUN_DIR.parent / "lead").read_text())
+    os.kill(lead, signal.SIGSTOP)
+    while pathlib.Path(f"/proc/{lead}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        os.sched_yield()
+    current_session()._client._lead.send(Kind.SENDS)  # changes nothing, and comes before this worker's part
+    """
+    lead = 0
+
+    def watch(status: Any, lines: list[str], engine: Any) -> None:
+        nonlocal lead
+        if not lead and "server:0" in engine.pids():
+            lead = engine.pids()["server:0"]
+            (tmp_path / "lead").write_text(str(lead))
+        elif status.state == "finishing":
+            os.kill(lead, signal.SIGCONT)
+
+    source = TRAIN + textwrap.dedent(end)
+    ran = train(run, source=source, job={"checkpoint_every": 3, "watch": watch})
+    assert ran.error is None
+    assert_same_bits(everything(ran), everything(uninterrupted()))
+
+
 def test_resuming_on_other_numbers_of_servers_gives_the_same_bits(run, uninterrupted, tmp_path):
     """Two servers, then three, then one."""
     # Wide enough to be cut into pieces for three servers.

@@ -502,6 +502,28 @@ train(prepared(samples=200), at_step=fate)
     assert ran.status.samples == 400, "what it held was done by the other one"
 
 
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_worker_that_hangs_in_the_middle_of_a_frame_does_not_hold_up_the_run(run, restarts):
+    """Its link ends, so that the others go on without it; its process neither ends nor notices."""
+    source = """
+def fate(step):
+    if step == 2 and once("stopped"):
+        client = current_session()._client
+        client.settle()
+        client._lead.sock.sendall(b"P")
+        os.kill(os.getpid(), signal.SIGSTOP)
+train(prepared(samples=200), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, mode="asp", prefetch=2, deadline_s=1.5, max_restarts=restarts)
+    text = "has no link any more, and its process has neither ended nor said why"
+    if restarts:
+        assert ran.error is None and ran.status.restarts == 1
+        assert any(text in message for message in ran.status.messages)
+        assert ran.status.samples == 400
+    else:
+        assert "DeadlineError: worker:" in ran.error and text in ran.error
+
+
 def test_a_worker_that_hangs_in_the_last_epoch_is_named_when_the_others_have_finished(run):
     source = """
 def fate(step):

@@ -417,6 +417,8 @@ def test_nan_on_one_member_voids_its_groups_step_once(run, mode, link):
     assert ran.status.refused == 1
     row = 12 if groups is None else 6
     applied = [(a["applied"], a["refused"]) for a in ran.status.leases[:2]]
+    if mode == "hybrid:asp":  # there the other group may do so much of the first epoch that it is in the next
+        applied.sort()
     assert applied == [(60 - row, row), (60, 0)]
     assert ran.status.samples == 120 - row
     assert_groups_agree(ran, *([(0, 1, 2, 3)] if groups is None else [(0, 1), (2, 3)]))

@@ -275,7 +275,7 @@ def go(run: Any, mode: str, *, workers: int = 1, job: dict[str, Any] | None = No
     assert sum(row["samples"] for row in rows_of(ran)) == samples * epochs
     if not ran.status.dropped:  # the samples of what it drops are used again
         used = sorted(i for steps in steps_of(ran).values() for step in steps for i in step.ids)
-        assert used == sorted(list(range(samples)) * epochs), "every sample is used once an epoch"
+        assert used == sorted(list(range(samples)) * epochs), ran.status.messages  # each once an epoch
     return ran
 
 

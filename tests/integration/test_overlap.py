@@ -458,6 +458,7 @@ def test_a_worker_that_hangs_is_named_by_those_who_wait_for_it(run, settings):
 def fate(step):
     if RANK == 1 and step == 3:
         (RUN_DIR / "stopped").touch()
+        current_session()._client.settle()  # not in the middle of a frame, where its link would end
         os.kill(os.getpid(), signal.SIGSTOP)
 train(prepared(), at_step=fate)
 """

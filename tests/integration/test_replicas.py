@@ -151,6 +151,7 @@ def assert_whole(ran, through, workers=2):
     assert set(ran.results().values()) == {epochs}
     assert_all_counted(ran, epochs=epochs)
     stayed = [f"worker:{rank}" for rank in range(workers)]
+    assert through.pids["last"].keys() >= {*stayed}, ran.status.messages
     assert [through.pids["first"][name] for name in stayed] == [through.pids["last"][name] for name in stayed]
 
 
@@ -170,6 +171,49 @@ def test_servers_come_and_go(run, mode, link, replicas):
     ran = run(LONG, workers=2, servers=2, replicas=replicas, mode=mode, link=link, watch=through)
     assert_whole(ran, through)
     assert "from 2 to 4 servers: server:2, server:3 join" in ran.status.messages
+
+
+def test_a_server_stays_until_every_worker_knows_that_it_leaves(run):
+    """Workers are in the middle of long steps when they are to do without it."""
+    slow = """
+def computes():
+    end = time.perf_counter() + 0.15
+    while (RUN_DIR / "slow").exists() and time.perf_counter() < end:
+        pass
+"""
+    source = LONG.replace("        optimizer.step()", "        computes()\n        optimizer.step()")
+    asked = []
+
+    def watch(status, lines, engine):
+        here = Path(status.run_dir)
+        if not asked and status.version >= 10:
+            (here / "slow").touch()
+            asked.append(scale(servers=1)(status, engine))
+        elif asked and "server:1" not in engine.pids() and not (here / "last").exists():
+            (here / "slow").unlink()
+            write_text_atomically(here / "last", str(status.epoch + 2))
+
+    ran = run(slow + source, workers=2, servers=2, mode="asp", watch=watch)
+    assert ran.error is None and ran.status.restarts == 0, ran.status.messages
+    assert len(ran.status.servers) == 1
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_workers_are_replaced_and_join_after_servers_came_or_went(run, servers):
+    """They cut the parameters as those before them did."""
+
+    def kill_worker(status, engine):
+        os.kill(engine.pids()["worker:1"], signal.SIGKILL)
+        return lambda status: status.restarts == 1 and "worker:2" in engine.pids()
+
+    def join(status, engine):
+        scale(workers=3)(status, engine)
+        return lambda status: "worker:2" in engine.pids()
+
+    through = Through(scale(servers=servers), join, kill_worker)
+    ran = run(LONG, workers=2, servers=2, mode="asp", watch=through)
+    assert ran.error is None and ran.status.restarts == 1
+    assert {*ran.results()} == {0, 1, 2}
 
 
 def test_in_bsp_servers_that_come_and_go_change_no_bit(run):

@@ -358,6 +358,41 @@ def test_with_clip_norm_only_bsp_is_possible(run, ask):
     assert ran.status.mode == "bsp"
 
 
+NO_LOADER = (
+    TOOLS
+    + """
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+model, optimizer = paceline.prepare(model, optimizer)
+while not ENOUGH.exists():
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+def test_without_a_loader_nothing_can_be_dealt_by_speed(run, ask):
+    answers: list[Any] = []
+
+    def watch(status: RunStatus, lines: list[str], engine: Any) -> None:
+        if not answers and status.version > 3:
+            answers.append(ask(status, mode="ssp:2+batches=speed"))
+        elif answers and answers[0]:
+            enough(status)
+
+    ran = run(NO_LOADER, workers=1, threads=1, mode="ssp:2", watch=watch)
+    assert ran.error is None
+    (answer,) = answers[0]
+    assert answer["refused"].startswith("mode ssp:2+batches=speed deals batches by speed, and this run")
+    assert ran.status.mode == "ssp:2"
+
+
+def test_a_schedule_that_deals_by_speed_is_refused_at_the_start(run):
+    ran = run(NO_LOADER, workers=1, threads=1, mode="bsp", schedule=("50=ssp:2+batches=speed",))
+    assert "mode ssp:2+batches=speed deals batches by speed" in ran.error
+
+
 GARBAGE = {
     "empty": b"",
     "no-json": b"\x00\xff{]",
@@ -493,10 +528,11 @@ Connection.send = noted
 
 def at_step(epoch, x):
     # In bsp only worker 0 has the last sample of an epoch; in asp it keeps any batch until the others rest.
+    # (There the others may have done all of the second epoch before it had one.)
     last = len(x) == 1 if sys.argv[1] == "bsp" else True
-    if RANK == 0 and epoch == 1 and last and once("held"):
-        until("rests-1-1")
-        until("rests-2-1")
+    if RANK == 0 and epoch >= 1 and last and once("held"):
+        until(f"rests-1-{epoch}")
+        until(f"rests-2-{epoch}")
         (RUN_DIR / "now").touch()
         until("go")
 train(prepared(), at_step=at_step)
@@ -728,8 +764,8 @@ def test_a_resume_between_two_turns_of_a_schedule_goes_on_with_the_second(run):
 
 LOGS = """
 import math
-import paceline.worker.session
-paceline.worker.session.LOG_S = -1.0  # every loss is heard of
+import paceline.worker.reporting
+paceline.worker.reporting.LOG_S = -1.0  # every loss is heard of
 heard = itertools.count()
 
 def after_step():

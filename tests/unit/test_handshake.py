@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from paceline.comm import Address, Connection, Kind, Listener, connect, handshake, new_secret
-from paceline.comm import connection as connection_module
-from paceline.comm.connection import accept
+from paceline.comm import Address, Connection, Kind, Listener, connect, handshake, meeting, new_secret
+from paceline.comm.meeting import accept
 from paceline.exceptions import AuthError, LinkError
 from tests.links import SECRET, Echo, client, echoes, open_descriptors, running, sockets, until
 
@@ -22,7 +21,7 @@ CARRIERS = pytest.mark.parametrize("carrier", ["unix", "tcp"])
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """Strangers may hold a connection open for this long."""
-    monkeypatch.setattr(connection_module, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(meeting, "HANDSHAKE_S", 0.1)
     return 0.1
 
 
@@ -240,7 +239,7 @@ def test_more_strangers_than_places_are_turned_away_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("paceline.comm.hub._MAX_NEWCOMERS", 3)
-    monkeypatch.setattr(connection_module, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(meeting, "HANDSHAKE_S", 1.0)
     handler = Echo()
     with running(handler) as hub:
         address = (hub.listener.address.host, hub.listener.address.port)

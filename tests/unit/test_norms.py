@@ -1,7 +1,6 @@
 """A bound on norms: what is usual is learnt, one worker's absurdity refused, everybody's followed."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,4 +101,4 @@ def test_a_push_that_says_no_norm_is_not_judged():
     assert ["apply", [[0, 0, 0, 4, 1.0]]] in run.lead.push(push)
     unbound = Lead(parse_mode("asp"))
     unbound.join(0, 0)
-    assert ["apply", [[0, 0, 0, 4, 1.0]]] in unbound.push(replace(push, norm=1e30))
+    assert ["apply", [[0, 0, 0, 4, 1.0]]] in unbound.push(push._replace(norm=1e30))

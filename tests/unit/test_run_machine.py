@@ -214,6 +214,8 @@ def test_a_role_that_hangs_is_ended_and_its_end_is_as_any_other():
     assert machine.hung("worker", 0, None, "it hangs") == []  # while another is being replaced
     machine.worker_back(1)
     assert machine.hung("server", 0, 0, "it hangs")[1] == Kill("server", 0)
+    machine.worker_finished(0)
+    assert machine.hung("worker", 0, 0, "it hangs") == []  # only its goodbye to the servers was lost
     assert isinstance(machine.exited("server", 0, 0, None, signal.SIGKILL)[0], GoBack)
 
 

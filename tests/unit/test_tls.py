@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from paceline.comm import Address, Connection, Hub, Kind, Listener, Secret, connect
-from paceline.comm import connection as connection_module
+from paceline.comm import Address, Connection, Hub, Kind, Listener, Secret, connect, meeting
 from paceline.comm import tls as module
 from paceline.comm.certificates import Authority
-from paceline.comm.connection import accept
 from paceline.comm.impairment import LinkConditions
+from paceline.comm.meeting import accept
 from paceline.comm.tls import SecureSocket
 from paceline.exceptions import LinkError
 from tests.certificates import RUN, authority, certificate, secret
@@ -210,7 +209,7 @@ def test_strangers_with_tls_but_no_certificate_are_told_why_and_others_are_serve
 
 
 def test_a_silent_stranger_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(meeting, "HANDSHAKE_S", 0.1)
     handler = Echo()
     with running(handler, secret=secret("server")) as hub:
         address = hub.listener.address

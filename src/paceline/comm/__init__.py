@@ -4,7 +4,8 @@
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
 * `tls.py`        TLS under a TCP link, and which role's certificate the other side must have.
 * `certificates.py` makes and reads a run's certificates.
-* `connection.py` Connection: frames over one authenticated socket; connect() and Listener.
+* `connection.py` Connection: frames over one authenticated socket.
+* `meeting.py`    how roles get one: Address, Listener, connect().
 * `lasting.py`    LastingLink: a role's link to the controller, which may die and be replaced.
 * `clocks.py`     one clock for all roles, on whichever host.
 * `hub.py`        Hub: one thread that serves many connections.
@@ -18,10 +19,11 @@
 Nothing on a socket is ever unpickled, and nothing is allocated for a length that was not checked.
 """
 
-from paceline.comm.connection import Address, Connection, Frame, Listener, connect
+from paceline.comm.connection import Connection, Frame
 from paceline.comm.frames import Kind
 from paceline.comm.handshake import new_secret
 from paceline.comm.hub import Hub
+from paceline.comm.meeting import Address, Listener, connect
 from paceline.comm.memory import Access, Region
 from paceline.comm.tls import Certificate, Secret
 

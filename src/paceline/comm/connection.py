@@ -1,33 +1,29 @@
-"""Frames over one authenticated socket, and the two ways to get such a socket."""
+"""Frames over one authenticated socket; `meeting.py` gets such sockets."""
 
 import array
 import contextlib
 import os
-import secrets
 import select
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paceline.comm import frames, handshake
-from paceline.comm.frames import Kind, field
-from paceline.comm.impairment import LinkConditions, impaired
-from paceline.comm.tls import Secret, SecureSocket, Stream, secure
+from paceline.comm.frames import Kind
+from paceline.comm.tls import SecureSocket, Stream
 from paceline.exceptions import AuthError, FrameError, LinkError
 
-__all__ = ["Address", "Connection", "Frame", "Listener", "connect", "spin_for"]
+__all__ = ["Connection", "Frame", "spin_for"]
 
 SPIN_S = 0.5e-3
 """How long roles look for an answer before they sleep, see `spin_for`."""
 
-HANDSHAKE_S = 5.0
-"""A stranger may hold a connection open for this long."""
-
 _MAX_DESCRIPTORS = 2
-_UCRED_BYTES = 12
+# As plain numbers: the enumerations of the socket module cost a microsecond each time.
+_WAITALL, _CLOEXEC, _CTRUNC = int(socket.MSG_WAITALL), int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+_DESCRIPTORS_ROOM = socket.CMSG_LEN(_MAX_DESCRIPTORS * 4)
 
 
 def spin_for(nbytes: int, threads: int) -> float:
@@ -41,25 +37,6 @@ def spin_for(nbytes: int, threads: int) -> float:
     """
     small = nbytes <= 1 << 20
     return SPIN_S if small and threads <= len(os.sched_getaffinity(0)) else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where a role listens: an abstract unix name for the same host, and a TCP host and port."""
-
-    unix: str | None
-    host: str
-    port: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return {"unix": self.unix, "host": self.host, "port": self.port}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Address":
-        """The inverse of `to_json`; anything odd is a FrameError."""
-        unix = None if data.get("unix") is None else field(data, "unix", str)
-        return cls(unix=unix, host=field(data, "host", str), port=field(data, "port", int))
 
 
 class _Kept(NamedTuple):
@@ -297,8 +274,11 @@ class Connection:
     def spin(self, seconds: float) -> None:
         """Look for a frame without sleeping, at most this long: for answers that come sooner than a
         sleeping process wakes up."""
-        look, end = self._poll, time.perf_counter() + seconds
-        while time.perf_counter() < end and not self.waiting and not look(0):
+        if self.waiting:
+            return
+        look, now = self._poll, time.perf_counter
+        end = now() + seconds
+        while not look(0) and now() < end:
             pass
 
     @property
@@ -383,9 +363,8 @@ class Connection:
             self._fill(memoryview(head), at_boundary=True)
             return bytes(head)
         assert isinstance(self.sock, socket.socket)
-        room = socket.CMSG_LEN(_MAX_DESCRIPTORS * 4)
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(want, room, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self.sock.recvmsg(want, _DESCRIPTORS_ROOM, _CLOEXEC)
         except TimeoutError:
             raise
         except OSError as error:
@@ -395,7 +374,7 @@ class Connection:
                 fds = array.array("i")
                 fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
                 descriptors.extend(fds)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CTRUNC:
             raise FrameError(f"{self.peer} sent too many descriptors")
         if not data:
             raise LinkError(f"{self.peer} closed the link")
@@ -410,7 +389,7 @@ class Connection:
         done = 0
         while done < len(view):
             try:
-                count = self.sock.recv_into(view[done:], 0, socket.MSG_WAITALL)
+                count = self.sock.recv_into(view[done:], 0, _WAITALL)
             except TimeoutError:
                 if at_boundary and not done:
                     raise
@@ -429,188 +408,3 @@ def _is_loopback(sock: Stream) -> bool:
     except OSError:
         return False
     return isinstance(peer, tuple) and str(peer[0]).startswith(("127.", "::1"))
-
-
-class Listener:
-    """Listens on an abstract unix name and on a TCP port of one interface at once.
-
-    Abstract names leave no file behind and are bound to the network namespace, so two roles meet on
-    one exactly when they can share memory; otherwise they use TCP, and nobody configures which.
-
-    Raises:
-        LinkError: there is no such interface.
-    """
-
-    def __init__(self, *, host: str = "127.0.0.1", tcp: bool = True) -> None:
-        self.sockets: list[socket.socket] = []
-        name = None
-        if sys.platform == "linux":
-            name = f"paceline-{secrets.token_hex(16)}"
-            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            local.bind("\0" + name)
-            self.sockets.append(local)
-        port = 0
-        if tcp or name is None:
-            try:
-                remote = socket.create_server((host, 0), backlog=128)
-            except OSError as error:
-                self.close()
-                raise LinkError(f"cannot listen on {host}: {error}") from error
-            port = remote.getsockname()[1]
-            self.sockets.append(remote)
-        for sock in self.sockets:
-            sock.listen(128)
-            # Who left between being announced and being accepted must not block the others.
-            sock.setblocking(False)
-        self.address = Address(unix=name, host=host, port=port)
-
-    @classmethod
-    def inherited(cls, sock: socket.socket) -> "Listener":
-        """Listen on with a unix socket that another process listened on, under the same name."""
-        listener = cls.__new__(cls)
-        sock.setblocking(False)
-        listener.sockets = [sock]
-        name = sock.getsockname()
-        unix = (name.decode() if isinstance(name, bytes) else name).lstrip("\0")
-        listener.address = Address(unix=unix, host="127.0.0.1", port=0)
-        return listener
-
-    def close(self) -> None:
-        """Stop listening."""
-        for sock in self.sockets:
-            sock.close()
-
-
-def accept(sock: socket.socket, secret: bytes) -> Connection:
-    """Authenticate a connection just accepted by a Listener's socket. Blocking, bounded in time.
-
-    Args:
-        secret: a `Secret` with a certificate has who comes by TCP show one, too.
-
-    Raises:
-        AuthError: the other side is a stranger; the socket is closed.
-    """
-    stream: Stream = sock
-    certificate = Secret.certificate_of(secret)
-    try:
-        if sock.family == getattr(socket, "AF_UNIX", None):
-            _check_same_user(sock)
-        elif certificate is not None:
-            stream = secure(sock, certificate, listening=True, within_s=HANDSHAKE_S)
-        connection = Connection(stream, handshake.accept(stream, secret, within_s=HANDSHAKE_S))
-        _tune(stream)
-        return connection
-    except AuthError:
-        sock.close()
-        raise
-    except OSError as error:
-        sock.close()
-        raise AuthError(f"the connection broke while authenticating: {error}") from error
-
-
-def connect(
-    address: Address,
-    secret: bytes,
-    *,
-    peer: str,
-    link: str = "auto",
-    conditions: LinkConditions | None = None,
-) -> Connection:
-    """Connect to a Listener and authenticate both ways.
-
-    Args:
-        secret: a `Secret` with a certificate has both sides of a TCP link show theirs.
-        peer: role name of the other side, for messages; with TLS its certificate must be of that role.
-        link: "auto" meets on the unix name if it can and uses TCP otherwise; "tcp" and "shm" force
-            one.
-        conditions: of a worse link to emulate (`paceline.testing.slow_links`), which is a TCP link.
-
-    Raises:
-        LinkError: nobody listens there.
-        AuthError: who listens there does not know the secret, or is silent.
-    """
-    sock = None
-    if link != "tcp" and conditions is None:
-        try:
-            sock = _connect_on_host(address.unix)
-        except OSError as error:
-            if link == "shm":
-                raise LinkError(
-                    f"cannot meet {peer} on this host for shared memory ({error}); use --link auto"
-                ) from error
-    try:
-        certificate = None
-        if sock is None:
-            sock = socket.create_connection((address.host, address.port), timeout=HANDSHAKE_S)
-            certificate = Secret.certificate_of(secret)
-        stream: Stream = sock
-        if certificate is not None:
-            stream = secure(sock, certificate, listening=False, within_s=HANDSHAKE_S)
-            _check_listener(stream, peer, address.host)
-        connection = Connection(stream, handshake.initiate(stream, secret, within_s=HANDSHAKE_S))
-        _tune(stream)
-        if conditions is not None:
-            worse = impaired(sock, conditions)
-            if isinstance(stream, SecureSocket):
-                stream.replace(worse)
-            else:
-                connection.sock = worse
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        where = f"{address.host}:{address.port}"
-        raise LinkError(f"cannot connect to {peer} at {where}: {error}") from error
-    except AuthError as error:
-        assert sock is not None
-        sock.close()
-        raise AuthError(f"{peer}: {error}") from None
-    connection.peer = peer
-    return connection
-
-
-def _connect_on_host(name: str | None) -> socket.socket:
-    """A socket connected to an abstract unix name; OSError if nobody on this host has it."""
-    if name is None:
-        raise OSError("it listens on TCP only")
-    deadline = time.monotonic() + HANDSHAKE_S
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        while True:
-            try:
-                sock.connect("\0" + name)
-                return sock
-            except BlockingIOError:  # its queue of newcomers is full; a blocking connect may hang
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.005)
-    except OSError:
-        sock.close()
-        raise
-
-
-def _check_listener(stream: SecureSocket, peer: str, host: str) -> None:
-    """Who listens there must have the certificate of the role that is expected, good for that host."""
-    named, role = stream.named, peer.partition(":")[0]
-    if named.role != role:
-        raise AuthError(
-            f"who listens there has a {named.role}'s certificate: it is no {role}, or an impostor"
-        )
-    if named.hosts and host not in named.hosts:
-        raise AuthError(f"its certificate is good for {', '.join(named.hosts)}, and it was reached at {host}")
-
-
-def _tune(sock: Stream) -> None:
-    sock.settimeout(None)
-    if sock.family != getattr(socket, "AF_UNIX", None):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-
-
-def _check_same_user(sock: socket.socket) -> None:
-    """A unix peer must be the same user: the kernel says who it is."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED_BYTES)
-    uid = int.from_bytes(raw[4:8], sys.byteorder)
-    if uid != os.geteuid():
-        raise AuthError(f"user {uid} may not connect to a role of user {os.geteuid()}")

@@ -7,6 +7,7 @@ threads hand work to the hub's thread with `post`. Servers and the controller ar
 import collections
 import contextlib
 import queue
+import select
 import selectors
 import socket
 import threading
@@ -15,8 +16,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.comm.clocks import answer_clock
-from paceline.comm.connection import Connection, Frame, Listener, accept
+from paceline.comm.connection import Connection, Frame
 from paceline.comm.frames import Kind, field
+from paceline.comm.meeting import Listener, accept
 from paceline.comm.tls import Secret, SecureSocket
 from paceline.exceptions import AuthError, FrameError, LinkError, PacelineError
 
@@ -86,6 +88,9 @@ class Hub:
         self._selector.register(self._wakened, selectors.EVENT_READ)
         for sock in listener.sockets:
             self._selector.register(sock, selectors.EVENT_READ)
+        self._ready = select.poll()
+        """Says whether the selector has something: in a third of the time it takes to ask what."""
+        self._ready.register(self._selector)
 
     def poll(self, timeout_s: float) -> None:
         """Wait for something to happen, at most this long, and serve it."""
@@ -117,8 +122,9 @@ class Hub:
     def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Right after serving something, look for more without sleeping, for `spin_s`."""
         end = time.perf_counter() + self.spin_s if self._busy and self.spin_s else 0.0
+        look = self._ready.poll
         while time.perf_counter() < end:
-            if ready := self._selector.select(0):
+            if look(0) and (ready := self._selector.select(0)):
                 return ready
         return []
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.comm.connection import Address, Connection, Frame, connect
+from paceline.comm.connection import Connection, Frame
 from paceline.comm.frames import Kind
+from paceline.comm.meeting import Address, connect
 from paceline.exceptions import FrameError, LinkError
 
 __all__ = ["LastingLink"]

@@ -18,6 +18,7 @@ from typing import Any
 from paceline.comm import Certificate, Connection, Frame, Hub, Kind, Listener, Secret, new_secret
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
+from paceline.control.configs import server_config, worker_config
 from paceline.control.journal import Journal
 from paceline.control.machine import (
     Announce,
@@ -40,10 +41,11 @@ from paceline.control.machine import (
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.control.steering import Steering
+from paceline.control.tail import Tail
 from paceline.engines import Engine, RoleSpec, Succession
 from paceline.exceptions import FrameError, LinkError, RoleFailed
 from paceline.modes import Guard, ModeSpec
-from paceline.observe import FAILURE_MARK, RunStatus, ServerStatus, WorkerStatus
+from paceline.observe import RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.resources import Sampler
 from paceline.observe.spans import unix_clock_ns
 from paceline.observe.tables import to_parquet
@@ -60,8 +62,6 @@ _EXIT_S = 1.5
 _END_S = 5.0
 _LAST_WORDS_S = 0.5
 _LEAST_SILENCE_S = 2.0
-_LAST_RESORT_S = 10.0
-"""A worker waits so much longer for the lead than anybody whom the lead might name or have replaced."""
 _LOOK_S = 0.2
 _MAX_STRANGERS = 1_000
 _ALONE_S = 30.0
@@ -141,7 +141,7 @@ class Controller(Steering):
         self._started = time.monotonic()
         self._shown = 0.0
         self._written = 0.0
-        self._output = _Tail(run.log_path("worker", 0))
+        self._output = Tail(run.log_path("worker", 0))
         self._requests = Requests(run.path)
         self._looked = 0.0
         self._spans_broken = False
@@ -321,58 +321,22 @@ class Controller(Steering):
                     pass  # the loop sees that the machine is over
 
     def _spec(self, role: str, rank: int, incarnation: int) -> RoleSpec:
-        job = self.plan.job
-        # Who joins later is like the first of its kind.
-        alike = [r for r in self.plan.roles if r.role == role]
-        threads = next((r for r in alike if r.rank == rank), alike[0]).threads
+        shown = self._certificates.get(role)
         common = {
             "rank": rank,
+            "incarnation": incarnation,
             "servers": len(self._machine.server_incarnations),
             "workers": len(self._machine.working),
-            "groups": [list(group) for group in self.plan.groups],
-            "deadline_s": job.deadline_s,
-            "mode": job.mode,
-            "optimizers": list(job.optimizers),
-            "threads": threads,
-            "spans_in": str(self.run_dir.path / "raw") if job.spans else None,
             "clock_ns": self._clock_ns,
             "faults": str(self._faults.of(role, rank, incarnation)),
         }
         if role == "server":
-            config = {
-                **common,
-                "incarnation": incarnation,
-                "worker_threads": sum(role.threads for role in self.plan.workers),
-                "run_dir": str(self.run_dir.path),
-                "lead": self._machine.lead,
-                "replicas": job.replicas,
-                "checkpoint_every": job.checkpoint_every,
-                "keep_checkpoints": job.keep_checkpoints,
-                "resume": None if self._resume is None else str(self._resume),
-                "clip_norm": job.clip_norm,
-                "norm_bound": job.norm_bound,
-                "schedule": list(job.schedule),
-                "import_from": _directory_of(job.script) if job.optimizers else None,
-            }
+            config = server_config(self.plan, self.run_dir, common, self._machine.lead, self._resume)
         else:
-            config = {
-                **common,
-                "incarnation": incarnation,
-                "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
-                "link": job.link,
-                "seed": job.seed,
-                "compress": job.compress,
-                "compress_replies": job.compress_replies,
-                "overlap": job.overlap,
-                "prefetch": job.prefetch,
-                "tells_norms": job.norm_bound is not None,
-                "script": None if job.script is None else str(Path(job.script).resolve()),
-                "args": list(job.args),
-            }
+            config = worker_config(self.plan, self.run_dir, common)
             self.status.workers.setdefault(rank, WorkerStatus(rank=rank))
             self.status.workers[rank].restarts = self._machine.restarts[rank]
             self.status.workers[rank].state = "starting"
-        shown = self._certificates.get(role)
         return RoleSpec(
             role=role,
             rank=rank,
@@ -420,7 +384,7 @@ class Controller(Steering):
         patience = _SAVE_S if self._machine.state is RunState.STOPPING else self.plan.job.deadline_s
         self._save_due = time.monotonic() + patience
         with contextlib.suppress(LinkError):
-            link.send(Kind.CHECKPOINT)
+            link.send(Kind.CHECKPOINT, {"all_ended": self._machine.state is RunState.FINISHING})
 
     def _go_back(self, reason: str) -> None:
         """End all processes, and choose the checkpoint that those launched next begin from."""
@@ -583,13 +547,7 @@ class Controller(Steering):
         status = self.status
         if role == "worker":
             worker = status.workers[rank]
-            worker.clock = int(body.get("clock", worker.clock))
-            worker.step_s = float(body.get("step_s", worker.step_s))
-            worker.wait_s = float(body.get("wait_s", worker.wait_s))
-            worker.bytes_out = int(body.get("bytes_out", worker.bytes_out))
-            worker.bytes_in = int(body.get("bytes_in", worker.bytes_in))
-            for phase, seconds in body.get("phases", {}).items():
-                worker.phases[phase] = worker.phases.get(phase, 0.0) + float(seconds)
+            worker.hear(body)
             self._check_spans(body)
             if "log" in body:
                 values = {str(k): float(v) for k, v in body["log"].items()}
@@ -639,18 +597,8 @@ class Controller(Steering):
             return
         if self._guard is not None:
             self._feed_guard(self._guard, body)
-        for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
-            setattr(status, name, int(body[name]))
+        status.hear(body)
         self._own_faults.reached(status.version)
-        status.update_s = float(body["update_s"])
-        status.staleness = {int(k): int(v) for k, v in body["staleness"].items()}
-        status.leases = body["leases"]
-        data = body.get("data") or {}
-        status.samples_per_epoch = data.get("samples")
-        for worker_rank, clock in body["clocks"].items():
-            # A checkpoint of more workers may have clocks of ranks that this run has not.
-            if (known := status.workers.get(int(worker_rank))) is not None:
-                known.clock = max(known.clock, int(clock))
 
     def _check_spans(self, body: dict[str, Any]) -> None:
         if "spans_broken" in body and not self._spans_broken:
@@ -719,34 +667,6 @@ class Controller(Steering):
 def checkpoint_names(run: RunDirectory) -> list[str]:
     """Those that are there, oldest first."""
     return sorted(p.name for p in run.checkpoints_path.glob("version-*") if not p.suffix)
-
-
-def _directory_of(script: str | None) -> str | None:
-    return None if script is None else str(Path(script).resolve().parent)
-
-
-class _Tail:
-    """New lines that a worker's script wrote to its log."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = path.stat().st_size if path.exists() else 0
-        self._rest = ""
-        self._ended = False
-
-    def new_lines(self, *, flush: bool = False) -> list[str]:
-        with contextlib.suppress(OSError), self._path.open(errors="replace") as file:
-            file.seek(self._position)
-            self._rest += file.read(1 << 20)
-            self._position = file.tell()
-        *lines, self._rest = self._rest.split("\n")
-        if flush and self._rest:
-            lines.append(self._rest)
-            self._rest = ""
-        if FAILURE_MARK in lines:
-            self._ended = True
-            return lines[: lines.index(FAILURE_MARK)]
-        return [] if self._ended else lines
 
 
 @contextlib.contextmanager

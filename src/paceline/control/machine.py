@@ -482,6 +482,8 @@ class RunMachine:
         present = (self.server_incarnations if role == "server" else self.incarnations).get(rank)
         if self._closing or incarnation not in (None, present) or self.state is RunState.RECOVERING:
             return []
+        if role == "worker" and rank in self.finished:  # only its goodbye to the servers was lost
+            return []
         if self._used >= self._max_restarts:
             return self._fail(f"server:{self.lead}" if role == "worker" else name, reason, "")  # who noticed
         return [Note(f"{reason}. {name} is ended and replaced."), Kill(role, rank)]

@@ -117,7 +117,7 @@ class Machine(ABC):
         self._clocks = clocks
         # The slowest active clock, or the last there was; how many active workers are at each.
         self._floor = floor
-        self._crowd: Counter[int] = Counter()
+        self._crowd: dict[int, int] = {}
 
     # Events
 
@@ -201,7 +201,7 @@ class Machine(ABC):
         machine._tired = set(self._tired)
         machine._pending = dict(self._pending)
         machine._held = dict(self._held)
-        machine._crowd = Counter(self._crowd)
+        machine._crowd = dict(self._crowd)
         return machine, machine._take_over()
 
     # State
@@ -310,14 +310,15 @@ class Machine(ABC):
 
     def _move(self, before: int | None, after: int | None) -> None:
         """One active worker goes from one clock to another; None is not being active."""
+        crowd = self._crowd
         if after is not None:
-            self._crowd[after] += 1
+            crowd[after] = crowd.get(after, 0) + 1
         if before is not None:
-            self._crowd[before] -= 1
-            if not self._crowd[before]:
-                del self._crowd[before]
-        if self._crowd and self._floor not in self._crowd:
-            self._floor = min(self._crowd)
+            crowd[before] -= 1
+            if not crowd[before]:
+                del crowd[before]
+        if crowd and self._floor not in crowd:
+            self._floor = min(crowd)
 
 
 class Rounds(Machine):
@@ -439,7 +440,7 @@ class Clocks(Machine):
         self._floor = fastest - self._bound
         for worker in self._active:
             self._clocks[worker] = max(self._clocks[worker], self._floor)
-        self._crowd = Counter(self._clocks[worker] for worker in self._active)
+        self._crowd = dict(Counter(self._clocks[worker] for worker in self._active))
 
     def _leads(self, worker: int) -> bool:
         return self._bound is not None and self._clocks[worker] - self._floor > self._bound

@@ -58,6 +58,16 @@ class WorkerStatus:
         """The seconds that it told of."""
         return sum(self.phases.values()) if self.phases else self.step_s + self.wait_s
 
+    def hear(self, told: dict[str, Any]) -> None:
+        """What the worker tells of itself, now and then."""
+        self.clock = int(told.get("clock", self.clock))
+        self.step_s = float(told.get("step_s", self.step_s))
+        self.wait_s = float(told.get("wait_s", self.wait_s))
+        self.bytes_out = int(told.get("bytes_out", self.bytes_out))
+        self.bytes_in = int(told.get("bytes_in", self.bytes_in))
+        for phase, seconds in told.get("phases", {}).items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + float(seconds)
+
 
 @dataclass(kw_only=True)
 class ServerStatus:
@@ -129,6 +139,19 @@ class RunStatus:
     """What people should read, oldest first; it only grows."""
     error: str | None = None
     """Why it failed: who, what, and the traceback."""
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """What the lead server tells of the run, now and then."""
+        for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
+            setattr(self, name, int(told[name]))
+        self.update_s = float(told["update_s"])
+        self.staleness = {int(k): int(v) for k, v in told["staleness"].items()}
+        self.leases = told["leases"]
+        self.samples_per_epoch = (told.get("data") or {}).get("samples")
+        for rank, clock in told["clocks"].items():
+            # A checkpoint of more workers may have clocks of ranks that this run has not.
+            if (known := self.workers.get(int(rank))) is not None:
+                known.clock = max(known.clock, int(clock))
 
     @property
     def ended(self) -> bool:

@@ -20,6 +20,8 @@ What they use:
 * `rows.py`     Rows: the leases of a group of workers, which every member reads its part of.
 * `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.
 * `shard.py`    Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
+* `lanes.py`    Lanes: the threads that share a shard's slices, on cores apart.
+* `bare_step.py` a step of torch's optimizers without what stands around it.
 * `vectors.py`  what L-BFGS's coordinator has a shard do with named vectors.
 * `peers.py`    WorkerPeer: a worker as a server sees it, over shared memory or inline on a socket.
 * `replies.py`  Differences: replies that say how the parameters have changed.

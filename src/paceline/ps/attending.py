@@ -63,7 +63,7 @@ class Attending(Executing):
     def _link_broke(self, peer: WorkerPeer) -> None:
         """A worker's link ended. Unless its process did, it may come back over another socket."""
         if not peer.connection.keeps:
-            self._worker_left(peer, finished=False)
+            self._worker_lost(peer)
             return
         peer.broken_since = peer.broken_since or time.monotonic()
         self._check_broken()
@@ -74,7 +74,11 @@ class Attending(Executing):
             if since is None:
                 continue
             if has_ended(peer.pid) if peer.pid else time.monotonic() - since > BACK_S:
-                self._worker_left(peer, finished=False)
+                self._worker_lost(peer)
+
+    def _worker_lost(self, peer: WorkerPeer) -> None:
+        """Its link is gone for good. Most likely its process is, too."""
+        self._worker_left(peer, finished=False)
 
     def _resume(self, connection: Connection, body: dict[str, Any]) -> None:
         """A worker's link goes on over another socket."""

@@ -9,11 +9,11 @@ from paceline.data.leases import LeaseBook
 from paceline.exceptions import (
     PlanError,
 )
-from paceline.modes import parse_mode, parse_schedule
+from paceline.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.ps.lead import Lead
 from paceline.storage.checkpoint import Checkpoint
 
-__all__ = ["ServerConfig", "book_of", "new_lead"]
+__all__ = ["ServerConfig", "book_of", "new_lead", "undealt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,4 +94,14 @@ def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | No
         drop_last=field(data, "drop_last", bool),
         by_round=mode.by_round,
         copies=mode.copies,
+    )
+
+
+def undealt(mode: ModeSpec, book: LeaseBook | None) -> str | None:
+    """Why the samples of a run cannot be dealt out as a mode does; None if they can."""
+    if mode.batches != "speed" or book is not None:
+        return None
+    return (
+        f"mode {mode} deals batches by speed, and this run has no prepared DataLoader over a data set with a "
+        "length: use the mode without batches=speed"
     )

@@ -336,9 +336,13 @@ class Executing:
                     body["owned"] = self._placement.owned(self.config.rank)
                 peer.start_admit(body)
                 peers.append(peer)
-        fetching = [p for p in peers if p.fetches]
-        copies = [copy for p in fetching for copy in (p.copy, p.backup) if copy is not None]
-        streaming = [p for p in fetching if isinstance(p, InlinePeer)]
+        copies: list[Copy] = []
+        streaming: list[InlinePeer] = []
+        for p in peers:
+            if p.fetches:
+                copies += [copy for copy in (p.copy, p.backup) if copy is not None]
+                if isinstance(p, InlinePeer):
+                    streaming.append(p)
 
         def done(position: int) -> None:
             for p in streaming:

@@ -23,6 +23,8 @@ log = logging.getLogger("paceline.server")
 
 _HURRY_S = 0.8
 """How long a checkpoint that was asked for waits for the end of a round and for the workers' parts."""
+_LAST_PARTS_S = 5.0
+"""How long the final one waits for workers that have ended, whose links should have, too."""
 
 
 class Gathering(Ordering):
@@ -34,6 +36,7 @@ class Gathering(Ordering):
         self._save_again = False
         self._save_at_next = False
         self._asked = False
+        self._all_ended = False
         self._hurry_at: float | None = None
         self._last_saved = -1
         # allreduce: the version that our parameters are of, the next one that needs them, and the versions
@@ -72,9 +75,12 @@ class Gathering(Ordering):
 
     def _save_now(self) -> None:
         """The controller wants a checkpoint, soon."""
-        self._hurry_at = self._hurry_at or time.monotonic() + _HURRY_S
+        patience = _LAST_PARTS_S if self._all_ended else _HURRY_S
+        self._hurry_at = self._hurry_at or time.monotonic() + patience
         if self.shard is None:
             self._report({"checkpoint": None, "reason": "there is no model yet"})
+        elif self._all_ended and self._peers:
+            pass  # their last parts are on the way; the last one to leave brings us back
         elif self._saver is not None:
             self._save_again = self._unsaved or self._saver.version < self._lead.version
         elif self._last_saved == self._lead.version and not self._unsaved:
@@ -92,6 +98,10 @@ class Gathering(Ordering):
     def _hurry(self) -> None:
         """A checkpoint was asked for and somebody takes his time: cut it here, commit what there is."""
         self._hurry_at = None
+        if self._all_ended and self._peers:
+            self._all_ended = False
+            self._save_now()
+            return
         if self._save_at_next and not self._norms_due and self._is_current():
             self._order(self._begin_save())
         if self._saver is not None:

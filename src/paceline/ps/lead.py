@@ -18,8 +18,8 @@ Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["redu
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import FrameError, PacelineError
@@ -58,8 +58,7 @@ class EarlyExit(PacelineError):
     """A worker's script ended while the others go on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Push:
+class Push(NamedTuple):
     """What the lead knows of a push. The gradient itself is the servers' business."""
 
     id: PushId
@@ -75,8 +74,7 @@ class Push:
     """Whether its worker wants fresh parameters with the answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Applied:
+class Applied(NamedTuple):
     """The record kept of every applied push."""
 
     version: int
@@ -297,7 +295,7 @@ class Lead:
             return push
         self._left_out.add(push.id)
         self.refused_norm = (push.norm, usual or 0.0)
-        return replace(push, void=True)
+        return push._replace(void=True)
 
     def push(self, push: Push) -> Steps:
         """A gradient arrived whole.
@@ -519,8 +517,10 @@ class Lead:
         if due := self._schedule.due(self.version, since=self._scheduled):
             self._scheduled = self.version
             self._next_mode = due
+        if self._next_mode is None:
+            return steps
         applied = any(isinstance(instruction, Apply) for instruction in instructions)
-        if self._next_mode is None or (self.mode.in_place and self.machine.active and not applied):
+        if self.mode.in_place and self.machine.active and not applied:
             return steps
         mode, self._next_mode = self._next_mode, None
         if mode == self.mode:
@@ -539,13 +539,14 @@ class Lead:
 
     def _translated(self, instructions: Sequence[Instruction]) -> Steps:
         steps: Steps = []
-        version = self.version - sum(isinstance(instruction, Apply) for instruction in instructions)
+        version = self.version - [type(instruction) for instruction in instructions].count(Apply)
         for instruction in instructions:
             match instruction:
                 case Apply(pushes):
                     steps.append(self._apply(pushes, version))
-                    steps += [["drop", *push] for push in pushes if push in self._left_out]
-                    self._left_out.difference_update(pushes)
+                    if self._left_out:
+                        steps += [["drop", *push] for push in pushes if push in self._left_out]
+                        self._left_out.difference_update(pushes)
                     version += 1
                 case Admit(worker):
                     steps.append(
@@ -569,7 +570,8 @@ class Lead:
     def _apply(self, ids: Sequence[PushId], before: int) -> list[Any]:
         """One update, of the version `before` it."""
         pushes = [self._pushes.pop(p) for p in ids]
-        self._held.difference_update(ids)
+        if self._held:
+            self._held.difference_update(ids)
         known = all(p.samples > 0 for p in pushes if not p.void)
         parts = []
         for p in pushes:

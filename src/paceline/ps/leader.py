@@ -11,7 +11,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,19 @@ from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
 from paceline.data.leases import Lease
-from paceline.exceptions import CheckpointError, DeadlineError, FrameError, LinkError, PlanError
+from paceline.exceptions import (
+    CheckpointError,
+    DeadlineError,
+    FrameError,
+    LinkError,
+    PacelineError,
+    PlanError,
+)
+from paceline.modes import parse_schedule
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attending import rank_of
-from paceline.ps.config import ServerConfig, book_of, new_lead
+from paceline.ps.config import ServerConfig, book_of, new_lead, undealt
 from paceline.ps.descent import Descent
 from paceline.ps.lead import QUARANTINE, EarlyExit, Lead, keeping
 from paceline.ps.ordering import LEASES_AT_ONCE, append_pushes, open_pushes
@@ -41,6 +49,22 @@ log = logging.getLogger("paceline.server")
 
 _PROMISED = 1000
 """More placements than a lead announces without making them."""
+
+
+class _Failing:
+    """Around what may find the run impossible: that, and not what is wrong with one link, ends the run and is
+    said as it is."""
+
+    def __init__(self, fail: Callable[[PacelineError], None]) -> None:
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, EarlyExit | PlanError | CheckpointError):
+            self._fail(error)
+        return isinstance(error, EarlyExit)
 
 
 class LeadServer(Placing):
@@ -71,9 +95,12 @@ class LeadServer(Placing):
         """Workers that are to be told to leave."""
         self._heard_at: dict[int, float] = {}
         """When each worker asked for something last."""
+        self._linkless: dict[int, tuple[int, float]] = {}
+        """Workers whose links are gone for good: their incarnations, and since when."""
         self._adopting: set[int] | None = None
         self._gate_since: float | None = None
         self._last_stats = 0.0
+        self._failing = _Failing(self._fail)
 
     def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
         return {**super()._handlers(), Kind.OFFER: self._on_offer}
@@ -100,7 +127,7 @@ class LeadServer(Placing):
         elif role == "server":
             self._follows(int(rank), connection)
             if self.shard is None:
-                with self._failing():
+                with self._failing:
                     self._try_adopt()
             else:
                 self._catch_up(connection, field(body, "position", int))
@@ -109,22 +136,11 @@ class LeadServer(Placing):
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """As any server, and what followers report."""
-        with self._failing():
+        with self._failing:
             if connection.peer.startswith("server:"):
                 self._on_follower(connection, frame)
             else:
                 super().on_frame(connection, frame)
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """What is wrong with the run, and not with one link, ends the run, and is said as it is."""
-        try:
-            yield
-        except EarlyExit as error:
-            self._fail(error)
-        except (PlanError, CheckpointError) as error:
-            self._fail(error)
-            raise
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """As any server; without a follower the run cannot go on."""
@@ -148,6 +164,7 @@ class LeadServer(Placing):
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.CHECKPOINT:
             self._asked = True
+            self._all_ended = field(frame.body, "all_ended", bool, False)
             self._save_now()
         elif frame.kind is Kind.SWITCH:
             self._switch(field(frame.body, "mode", str), field(frame.body, "request", str))
@@ -257,6 +274,9 @@ class LeadServer(Placing):
         model, saved = self._adoption.model, self._adoption.checkpoint
         assert model is not None
         self._lead.book = book_of(self.config, model.data)
+        for mode in parse_schedule(self.mode, self.config.schedule).modes:
+            if reason := undealt(mode, self._lead.book):
+                raise PlanError(reason)
         if self.mode.by_epoch:
             self._begin_descent(model.spec.groups[0])
         placement = Placement.over(model.layout, range(self.config.servers), self.config.replicas)
@@ -471,6 +491,13 @@ class LeadServer(Placing):
             self._saver.worker_saved(peer.worker)
         elif self._save_at_next and not self._lead.machine.active:
             self._save_now()  # no round will end any more
+            return
+        if self._all_ended and not self._peers:
+            self._save_now()
+
+    def _worker_lost(self, peer: WorkerPeer) -> None:
+        super()._worker_lost(peer)
+        self._linkless[peer.worker] = (peer.incarnation, time.monotonic())
 
     def _quarantine(self) -> None:
         sick, self._lead.sick = self._lead.sick, []
@@ -519,6 +546,7 @@ class LeadServer(Placing):
         self._check_deadline(now)
         self._check_lost(now)
         self._change_if_ready()
+        self._let_depart()
         if self._hurry_at is not None and now > self._hurry_at:
             self._hurry()
         with contextlib.suppress(LinkError):
@@ -542,6 +570,17 @@ class LeadServer(Placing):
                     f"over without it, and others have finished; {advice}. Look at its log, or raise the "
                     "deadline if a step may take this long.",
                 )
+        for worker, (incarnation, since) in [*self._linkless.items()]:
+            if worker in self._peers:  # another one in its place
+                del self._linkless[worker]
+            elif now - since > limit:
+                self._linkless[worker] = (incarnation, now)
+                self._replace(
+                    worker,
+                    f"DeadlineError: worker:{worker} has no link any more, and its process has neither ended "
+                    f"nor said why for {now - since:.0f} s: it hangs; {advice}. Look at its log.",
+                    incarnation,
+                )
         for worker, since in self._held_since.items():
             if now - since > limit:
                 blockers = self._blockers(worker)
@@ -560,14 +599,11 @@ class LeadServer(Placing):
                 self._held_since = dict.fromkeys(self._held_since, now)
                 return
 
-    def _replace(self, worker: int, reason: str) -> None:
+    def _replace(self, worker: int, reason: str, incarnation: int | None = None) -> None:
         """Have the controller put another process in a worker's place. This one can write no more then."""
-        peer = self._peers.get(worker)
-        body = {
-            "replace": worker,
-            "incarnation": peer.incarnation if peer is not None else None,
-            "reason": reason,
-        }
+        if (peer := self._peers.get(worker)) is not None:
+            incarnation = peer.incarnation
+        body = {"replace": worker, "incarnation": incarnation, "reason": reason}
         log.warning("%s", reason)
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, body)

@@ -13,6 +13,7 @@ from paceline.exceptions import LinkError
 from paceline.modes import parse_mode
 from paceline.modes.lbfgs import Answer
 from paceline.ps.adoption import Adoption
+from paceline.ps.config import undealt
 from paceline.ps.lead import Event, Lead, Steps
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.server import Server
@@ -66,7 +67,8 @@ class Ordering(Server):
     def _switch(self, text: str, request: str) -> None:
         """The controller wants another mode, and has seen that the run can carry it."""
         mode = parse_mode(text)
-        if reason := self._lead.mode.carries(mode):
+        adopted = self.shard is not None
+        if reason := self._lead.mode.carries(mode) or (undealt(mode, self._lead.book) if adopted else None):
             self._refuse_switch(request, reason)
             return
         if self._request is not None:

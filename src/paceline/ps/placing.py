@@ -63,6 +63,8 @@ class Placing(Gathering):
         """Where workers reach the followers."""
         self._left_behind: dict[int, Connection] = {}
         """Servers that hold nothing any more; they end when the controller says so."""
+        self._departed: set[int] = set()
+        """Those of them that have given everything away, and that workers may still send to."""
         self._change: _Change | None = None
         self._owed: set[int] = set()
         """Workers with a request that the order has not answered."""
@@ -156,12 +158,21 @@ class Placing(Gathering):
         if number != self._latest_placement().number:
             return
         if rank in self._left_behind:
-            with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"departed": rank})
+            self._departed.add(rank)
+            self._let_depart()
         if rank in self._settling:
             self._settling.discard(rank)
             if not self._settling and self._full(self._placement):
                 self._tell_whole()
+
+    def _let_depart(self) -> None:
+        """Servers end that hold nothing, when every worker has been told to do without them."""
+        if not self._departed or any(self._lead.speaks(w) for w in self._unplaced & self._peers.keys()):
+            return
+        with contextlib.suppress(LinkError):
+            while self._departed:
+                self._controller.send(Kind.STATS, {"departed": min(self._departed)})
+                self._departed.discard(min(self._departed))
 
     def _give(self, server: int, number: int, tensors: dict[str, Tensor]) -> None:
         with contextlib.suppress(LinkError):  # on_end says so

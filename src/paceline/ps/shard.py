@@ -2,17 +2,13 @@
 
 The update is torch's own optimizer on each slice, one optimizer object a slice. Its parameters are the
 slice's segments (the parts of tensors in it), so a tensor that got no gradient is skipped exactly as in a
-plain loop. A slice is summed, checked, updated and copied while it is in the cache.
-
-Slices are dealt to lanes, one thread each. torch's own threads inside an operation would do as well on an
-idle machine, but they spin at barriers, and a server shares its cores with workers (docs/decisions.md).
+plain loop. A slice is summed, checked, updated and copied while it is in the cache, by one of the lanes.
 """
 
 import collections
-import inspect
 import math
+import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +27,8 @@ from paceline.params import (
     flat_view,
     segment_view,
 )
+from paceline.ps.bare_step import bare_step
+from paceline.ps.lanes import Lanes
 from paceline.ps.vectors import run_on
 
 __all__ = ["Contribution", "Copy", "Gradients", "Shard"]
@@ -83,12 +81,22 @@ class _SliceState:
     step: Callable[[], Any]
     settings: Any = None
     holds: Any = None
-    """Whose gradient views the segments' .grad are now."""
+    """Whose gradient views the segments' .grad are now: a worker's Gradients, or the address of a mean."""
     gap: Tensor | None = None
     gap_steps: int = 0
     """The mean length of a step, element by element, and over how many (gap-aware damping)."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """Sandblaster's, beside w, which is `flat`: the sum of gradients g, and what L-BFGS remembers."""
+
+
+class _Scratch(threading.local):
+    """Memory for one slice, for each lane its own."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = torch.empty(nbytes, dtype=torch.uint8)
+
+    def of(self, piece: Slice) -> Tensor:
+        return self._memory[: piece.nbytes].view(dtype_named(piece.dtype))
 
 
 class Shard:
@@ -121,7 +129,6 @@ class Shard:
         self._refusals: list[int] = []
         self._states: list[_SliceState] = []
         self._apart: Tensor | None = None
-        largest = 0
         for piece in self.slices:
             mine = owned is None or piece.index in owned
             memory = base if mine else self._memory_apart()
@@ -130,11 +137,9 @@ class Shard:
                 flat.copy_(flat_view(base, piece))
             segments = [segment_view(memory, layout, g) for g in piece.segments]
             optimizer = spec.build(piece.group, segments, allowed)
-            self._states.append(_SliceState(piece, mine, flat, segments, optimizer, _bare_step(optimizer)))
-            largest = max(largest, piece.nbytes)
-        self._lanes = min(lanes, len(self.slices)) if self.nbytes > _SMALL_SHARD_BYTES else 1
-        self._pool = ThreadPoolExecutor(self._lanes - 1, "lane", _no_grad) if self._lanes > 1 else None
-        self._scratch = [torch.empty(largest, dtype=torch.uint8) for _ in range(self._lanes)]
+            self._states.append(_SliceState(piece, mine, flat, segments, optimizer, bare_step(optimizer)))
+        self._lanes = Lanes(min(lanes, len(self.slices)) if self.nbytes > _SMALL_SHARD_BYTES else 1)
+        self._scratch = _Scratch(max((piece.nbytes for piece in self.slices), default=0))
         self._means: list[Tensor] = []
         self._reduced: list[Sequence[Contribution]] = []
 
@@ -165,30 +170,18 @@ class Shard:
 
     def take_refusals(self) -> dict[int, int]:
         """Slices refused for NaN or Inf since the last call, by worker."""
+        if not self._refusals:
+            return {}
         found, self._refusals = self._refusals, []
         return collections.Counter(found)
 
     def close(self) -> None:
         """End the lanes' threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._lanes.close()
 
     def _each(self, work: Callable[[int], None]) -> None:
-        """Call `work` with every slice's position, shared among the lanes; a slice is always in one lane."""
-        if self._lanes == 1 and not torch.is_grad_enabled():
-            for i in range(len(self._states)):
-                work(i)
-            return
-
-        def lane(number: int) -> None:
-            for i in range(number, len(self._states), self._lanes):
-                work(i)
-
-        with torch.no_grad():
-            others = [self._pool.submit(lane, n) for n in range(1, self._lanes)] if self._pool else []
-            lane(0)
-            for other in others:
-                other.result()
+        """Call `work` with every slice's position, in any order and lane."""
+        self._lanes.each(len(self._states), work)
 
     def flats(self, base: Tensor) -> list[Tensor]:
         """This shard's slices as flat tensors over another copy of the space."""
@@ -242,7 +235,7 @@ class Shard:
                 self._refusals.append(only.worker)
                 return
             if only.backup:
-                corrected = self._scratch_for(i, state)
+                corrected = self._scratch.of(state.piece)
                 self._correct(state, only.gradients.flat[i], only.backup[i], corrected)
                 self._hand_over_mean(state, corrected, contributions)
             elif state.holds is not only.gradients or only.missing:
@@ -250,15 +243,12 @@ class Shard:
                 state.holds = None if only.missing else only.gradients
             self._apply(state, settings, only.scale)
         else:
-            mean = self._scratch_for(i, state)
+            mean = self._scratch.of(state.piece)
             good = self._mean(i, mean, contributions)
             if not good:
                 return
             self._hand_over_mean(state, mean, good)
             self._apply(state, settings)
-
-    def _scratch_for(self, i: int, state: _SliceState) -> Tensor:
-        return self._scratch[i % self._lanes][: state.piece.nbytes].view(dtype_named(state.piece.dtype))
 
     def _apply(
         self, state: _SliceState, settings: Sequence[dict[str, Any]] | None, scale: float = 1.0
@@ -310,7 +300,7 @@ class Shard:
             centre = self._states[i].flat
             moved = centre
             if values is not None:
-                difference = self._scratch_for(i, self._states[i])
+                difference = self._scratch.of(self._states[i].piece)
                 torch.sub(values.flat[i], centre, out=difference).mul_(alpha)
                 if _finite(difference):
                     centre.add_(difference)
@@ -354,15 +344,15 @@ class Shard:
     ) -> None:
         """A tensor is skipped only if no worker had a gradient for it; absent ones count as zero."""
         missing = frozenset.intersection(*(c.missing for c in contributions))
-        if state.holds is not self or missing:
+        if state.holds != mean.data_ptr() or missing:
             start, item = state.piece.start, mean.element_size()
             views = []
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):
                 first = (self.layout.byte_of(g)[0] - start) // item
                 views.append(mean[first : first + tensor.numel()].as_strided(tensor.shape, tensor.stride()))
             self._hand_over(state, views, missing)
-            # The views stay valid: the scratch memory is allocated once.
-            state.holds = None if missing or self._means else self
+            # The views stay valid: means lie where they lie as long as the shard is there.
+            state.holds = None if missing else mean.data_ptr()
 
     def reduce(self, contributions: Sequence[Contribution]) -> list[tuple[int, float]]:
         """First half of an update with a bound on the norm: means only. Returns (slice, sum of squares)."""
@@ -529,19 +519,6 @@ def _refresh(copies: Sequence[Copy], i: int, values: Tensor) -> None:
         into = copy[i]
         if into is not None:
             into.copy_(values)
-
-
-def _no_grad() -> None:
-    torch.set_grad_enabled(False)
-
-
-def _bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """The step itself, of torch's own classes without what wraps it (profiling, hooks, grad modes):
-    for a small slice the wrapping costs as much as the step. Call it without grad."""
-    kind = type(optimizer)
-    if kind.__module__.startswith("torch.optim."):
-        return inspect.unwrap(kind.step).__get__(optimizer)  # type: ignore[no-any-return]
-    return optimizer.step
 
 
 def _detached(tensor: Tensor, elements: int) -> Tensor:

@@ -52,7 +52,7 @@ class Standby:
         self.held += body.get("held", ())
 
 
-_CLASSES = {
+_CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (Lead, Totals, NormBound, Push, PushId, Applied, Lease, LeaseBook, Rounds, Clocks, Schedule)
 }
@@ -91,8 +91,8 @@ def _dump(value: Any) -> Any:
         return {name: [_dump(each) for each in ordered]}
     if type(value) is not _CLASSES.get(name):
         raise TypeError(f"a {name} in a Lead: standby.py does not know how to send it")
-    if isinstance(value, PushId):
-        return {name: [*value]}
+    if isinstance(value, tuple):
+        return {name: [_dump(each) for each in value]}
     fields = (
         [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else [*vars(value)]
     )
@@ -113,8 +113,8 @@ def _load(data: Any) -> Any:
     if name in _MANY:
         return _MANY[name](_load(each) for each in content)
     kind = _CLASSES[name]
-    if kind is PushId:
-        return PushId(*content)
+    if issubclass(kind, tuple):
+        return kind(*(_load(each) for each in content))
     found = object.__new__(kind)
     for field, value in content.items():
         object.__setattr__(found, field, _load(value))

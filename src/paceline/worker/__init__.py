@@ -2,12 +2,16 @@
 
 * `alone.py`     Session: what prepare() talks to; of a script that runs alone.
 * `session.py`   RunSession: the same, of a worker of a run.
+* `account.py`   Account: leases and samples of its batches, until a push covers them.
+* `untouched.py` Untouched: says so when the script changes what the servers own.
+* `reporting.py` Reporter: tells the controller how the worker does.
 * `links.py`     Links: to all servers, which break, and which of them holds what.
 * `client.py`    Client: what is said over them: offer, attach, exchange, leases, state.
+* `openmp.py`    lets torch's threads go while a worker waits.
 * `pipeline.py`  PipelinedClient: the same, with payloads that travel while the worker computes.
 * `gate.py`      nobody sees a parameter before it has arrived.
 * `encoding.py`  Encoders: gradients, compressed; Differences: replies, compressed.
-* `gradients.py` GradientMemory: gradients go into the slot as autograd makes them, and are checked there.
+* `gradients.py` GradientMemory: gradients go into the slot, and are checked there.
 * `group.py`     Group: workers that act as one: they meet, average gradients, share parameters.
 * `group_stepping.py` GroupStepper: what a worker in a group does at optimizer.step().
 * `optimizer.py` makes the user's optimizer exchange instead of update.

@@ -26,6 +26,7 @@ from paceline.observe.phases import Phase
 from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view
 from paceline.worker.encoding import Differences, Encoders
 from paceline.worker.links import RESIDUAL_S, Links
+from paceline.worker.openmp import make_rest
 
 __all__ = ["Adopted", "Client", "Grant", "Written"]
 
@@ -122,6 +123,8 @@ class Client(Links):
         self._gradients, self._copy = memory[: layout.nbytes], memory[layout.nbytes :]
         self._may_share = in_place and self._shared is not None and self.local
         self._spin_s = spin_for(layout.nbytes, self._worker_threads + len(self._links))
+        if self.local:
+            self._rest = make_rest(layout.nbytes, torch.get_num_threads())
         self._arrange()
         if self._transfer.replies is not None:
             self._differences = Differences(self._transfer.replies, layout, self._shards)
@@ -170,7 +173,10 @@ class Client(Links):
         if self._next is not None:
             self._get_ready()
         written = self._written(kind, self._message(kind, fetch, body))
+        waits = kind is not Kind.PUSH or not self.mode.needs_memory
         before = time.perf_counter()
+        if waits:
+            self._rest()
         # The lead comes last: what it has seen is everywhere (docs/decisions.md).
         for at in reversed(range(len(self._links))):
             message, views = written[at]
@@ -182,15 +188,15 @@ class Client(Links):
                     self._send(self._links[at], kind, message, views)
             else:
                 self._send(self._links[at], kind, message, views)
-        if self.mode.needs_memory and kind is Kind.PUSH:
-            self._unread.update(self._links)  # a notice: the parameters are in the shared memory already
-        else:
+        if waits:
             lane.enter(Phase.WAIT)
             if self._spin_s:
                 self._lead.spin(self._spin_s)
             self._take_admits(fetch=fetch)
             if self._lost:
                 self._regroup(fetch=fetch)
+        else:
+            self._unread.update(self._links)  # a notice: the parameters are in the shared memory already
         self.wait_s += time.perf_counter() - before
         lane.enter(phase)
 

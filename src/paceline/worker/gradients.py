@@ -1,8 +1,10 @@
-"""Gradients go into the slot as autograd makes them.
+"""Gradients go into the slot: a small model's all at once before a push, others as autograd makes them.
 
-A hook on every parameter copies its gradient into the slot while it is in the cache and makes `.grad` a
+There a hook on every parameter copies its gradient into the slot while it is in the cache and makes `.grad` a
 view of the slot; what later accumulates (a second backward, a clip in place) then happens in the slot
 itself. Presetting `.grad` to the slot instead would cost a pass to zero it and an addition.
+
+They are summed to see whether they are finite, as they come or all at once as well.
 """
 
 import math
@@ -16,25 +18,46 @@ from paceline.exceptions import UsageError
 
 __all__ = ["GradientMemory", "check_dense"]
 
+_SMALL_BYTES = 1 << 20
+"""Up to here a call for every tensor costs more than what it does."""
+
 
 class GradientMemory:
-    """The gradients of all parameters as views of flat memory, filled by hooks during backward."""
+    """The gradients of all parameters as views of flat memory.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
+    Args:
+        flats: the same memory in few pieces; without them gradients are always put there one by one.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor], flats: Sequence[Tensor] = ()
+    ) -> None:
         self._parameters = list(parameters)
         self._views = [view.data for view in views]  # so that each counts its own changes
         self._sums: list[Tensor | None] = [None] * len(self._views)
         self._summed = [0] * len(self._views)
         """The versions of the views that were summed: whoever changes a gradient in place counts it up."""
+        self._flats = flats if sum(flat.nbytes for flat in flats) <= _SMALL_BYTES else ()
         self._zeroed = [False] * len(self._views)
-        self.on_gradient: Callable[[int], None] | None = None
-        """Called with each tensor whose gradient is in the memory."""
-        for i, p in enumerate(parameters):
-            p.register_post_accumulate_grad_hook(self._hook(i))
+        self._on_gradient: Callable[[int], None] | None = None
+        self._hooked = False
+        if not self._flats:
+            self._put_one_by_one()
         for p, view in zip(self._parameters, self._views, strict=True):
             if p.grad is not None:  # a backward before prepare()
                 view.copy_(p.grad)
                 p.grad = view
+
+    def watch(self, on_gradient: Callable[[int], None]) -> None:
+        """Have each tensor told of, by its place, whose gradient is in the memory."""
+        self._on_gradient = on_gradient
+        if not self._hooked:
+            self._put_one_by_one()
+
+    def _put_one_by_one(self) -> None:
+        self._hooked = True
+        for i, p in enumerate(self._parameters):
+            p.register_post_accumulate_grad_hook(self._hook(i))
 
     def _hook(self, i: int) -> Callable[[Tensor], None]:
         view = self._views[i]
@@ -50,10 +73,10 @@ class GradientMemory:
                 view.copy_(gradient)
                 parameter.grad = view
             zeroed[i] = False
-            if not protection.resting:
+            if not self._flats and not protection.resting:
                 self._sum(i, view)
-            if self.on_gradient is not None:
-                self.on_gradient(i)
+            if self._on_gradient is not None:
+                self._on_gradient(i)
 
         return hook
 
@@ -64,12 +87,13 @@ class GradientMemory:
     def collect(self) -> tuple[list[int], bool]:
         """Before a push: tensors without a gradient, and whether all gradients are finite now."""
         missing = []
-        suspect = []
+        absent: dict[int, Tensor] = {}
         resting = protection.resting
+        by_tensor = not self._flats and not resting
         for i, (p, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = p.grad
             if gradient is view:
-                if view._version != self._summed[i] and not resting:  # clipped, say, since backward
+                if by_tensor and view._version != self._summed[i]:  # clipped, say, since backward
                     self._sum(i, view)
                 continue
             if gradient is None:
@@ -78,15 +102,15 @@ class GradientMemory:
                 if not self._zeroed[i]:
                     view.zero_()
                     self._zeroed[i] = True
-            else:  # the script put another tensor there
-                check_dense(gradient)
-                view.copy_(gradient.detach())
+            else:  # there are no hooks, or the script put another tensor there
+                absent[i] = check_dense(gradient).detach()
                 self._zeroed[i] = False
-                suspect.append(i)
+        if absent:
+            torch._foreach_copy_([self._views[i] for i in absent], [*absent.values()])
         if resting:
             return missing, True
-        sums = [s for s in self._sums if s is not None]
-        if suspect or not sums or not _all_finite(sums):
+        sums = [flat.sum() for flat in self._flats] or [s for s in self._sums if s is not None]
+        if (absent and by_tensor) or not sums or not _all_finite(sums):
             return missing, all(bool(torch.isfinite(v).all()) for v in self._views)
         return missing, True
 

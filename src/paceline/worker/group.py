@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, distributed
 
 from paceline.comm import Address, Connection, Frame, Kind, Listener, Region, connect
-from paceline.comm.connection import accept
+from paceline.comm.meeting import accept
 from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane

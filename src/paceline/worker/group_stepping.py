@@ -15,24 +15,16 @@ from torch import Tensor, nn
 from paceline.comm import Region
 from paceline.modes import ModeSpec
 from paceline.params import Layout, tensor_views
+from paceline.worker.account import Account
 from paceline.worker.gradients import GradientMemory
 from paceline.worker.group import Group
 from paceline.worker.stepping import Gradients, Memory, Request, Stepper, make_stepper
 
-__all__ = ["GroupAccount", "GroupMemory", "GroupStepper"]
+__all__ = ["GroupMemory", "GroupStepper", "RunSide"]
 
 
-class GroupAccount(Protocol):
-    """What the session knows about a step, and is told about it."""
-
-    def tally(self) -> tuple[int, bool]:
-        """Samples of this member's step, and whether it counts at all."""
-
-    def agreed(self, samples: int) -> None:
-        """So many samples went into the group's step."""
-
-    def refused(self) -> None:
-        """The group's step was not finite, and is not made."""
+class RunSide(Protocol):
+    """What the session knows about the run, and is told about it."""
 
     def cut_next(self) -> int:
         """The version of a checkpoint that this step ends with, 0 if there is none. On the root."""
@@ -96,7 +88,8 @@ class GroupStepper(Stepper):
     def __init__(
         self,
         group: Group,
-        account: GroupAccount,
+        run: RunSide,
+        account: Account,
         mine: GroupMemory,
         mode: ModeSpec,
         layout: Layout,
@@ -107,7 +100,7 @@ class GroupStepper(Stepper):
     ) -> None:
         super().__init__(mode, layout, memory, parameters, optimizer, local_step)
         self._group = group
-        self._account = account
+        self._run, self._account = run, account
         self._mine = mine
         self._inner: Stepper | None = None
         if mode.inner is not None and group.is_root:
@@ -122,7 +115,7 @@ class GroupStepper(Stepper):
         if self._group.size > 1:
             self._mine.averages()  # before they meet: from then on the others read it
         samples, counts = self._account.tally()
-        cut = self._account.cut_next() if self._group.is_root else 0
+        cut = self._run.cut_next() if self._group.is_root else 0
         facts = self._group.meet(
             "calls optimizer.step()", samples=samples, counts=counts, finite=finite, missing=missing, cut=cut
         )
@@ -131,7 +124,7 @@ class GroupStepper(Stepper):
         self._account.agreed(sum(fact["samples"] for fact in heavy))
         cut = facts[0]["cut"]
         if cut:
-            self._account.owe_save(cut)
+            self._run.owe_save(cut)
         if all(fact["finite"] for fact in heavy):
             absent = set(heavy[0]["missing"]).intersection(*(fact["missing"] for fact in heavy[1:]))
             finite = self._average(
@@ -171,21 +164,21 @@ class GroupStepper(Stepper):
             elif isinstance(self._inner, Gradients):
                 yield Request(finite=False)
             else:
-                self._account.refused()
+                self._account.refuse()
         self.share()
 
     def share(self) -> None:
         """Everybody goes on from the root's parameters."""
         if self._group.is_root:
             self._mine.show()
-            save = self._account.save_asked()
-            news = self._group.share(save=save, version=self._account.version())
+            save = self._run.save_asked()
+            news = self._group.share(save=save, version=self._run.version())
         else:
             news = self._group.share()
             self._mine.take()
-            self._account.version(news["version"])
+            self._run.version(news["version"])
         if news["save"]:
-            self._account.owe_save()
+            self._run.owe_save()
 
     def enter(self, epoch: int) -> None:
         """The script begins an epoch: a group does that together, from the same parameters."""

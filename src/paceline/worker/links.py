@@ -7,7 +7,7 @@ gone is no error: the others, and a lead among them, are agreed on anew.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Layout, Placement, bytes_of, flat_view
 from paceline.worker.encoding import Differences, Encoders
+from paceline.worker.openmp import no_rest
 
 __all__ = ["RESIDUAL_S", "Links", "error_of"]
 
@@ -73,6 +74,8 @@ class Links:
         self.incarnation = incarnation
         self._worker_threads = worker_threads
         self._spin_s = 0.0
+        self._rest: Callable[[], object] = no_rest
+        """Called before this worker waits for servers."""
         self.version = 0
         self.sequence = 0
         self.wait_s = 0.0

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,9 +14,9 @@ from paceline.comm import Connection, Kind, Region
 from paceline.comm.faults import OF_FRAMES, Faults
 from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
-from paceline.exceptions import LinkError, UsageError
+from paceline.exceptions import UsageError
 from paceline.modes import ModeSpec, parse_mode
-from paceline.observe.phases import PHASES, Phase
+from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Recorder
 from paceline.params import (
     Layout,
@@ -28,6 +27,7 @@ from paceline.params import (
     settings_of,
     tensor_views,
 )
+from paceline.worker.account import Account
 from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync, use_fused
 from paceline.worker.client import Client, Grant
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
@@ -39,6 +39,7 @@ from paceline.worker.loader import data_facts, lease_loader
 from paceline.worker.optimizer import make_exchanging, pack_state, unpack_state
 from paceline.worker.phases import watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
+from paceline.worker.reporting import Reporter
 from paceline.worker.state import (
     OWN_PARTS,
     capture,
@@ -58,6 +59,7 @@ from paceline.worker.stepping import (
     runs_here,
     served_optimizer,
 )
+from paceline.worker.untouched import Untouched
 
 __all__ = [
     "AloneSession",
@@ -69,10 +71,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("paceline.worker")
-
-LOG_S = 0.1
-STATS_S = 0.5
-"""How often a worker tells the controller how it does."""
 
 
 class RunSession(Session):
@@ -103,24 +101,17 @@ class RunSession(Session):
         self.rank = rank
         self.world_size = world_size
         self._reach_servers = reach_servers
-        self._controller = controller
+        self._reporter = Reporter(controller, spans)
         self._servers = servers
         self._seed = seed
         self._optimizers = tuple(optimizers)
-        # Of the step in the making, and of the steps before it that no push has covered.
-        self._leases: list[int] = []
-        self._samples = 0
-        self._unsent_leases: list[int] = []
-        self._unsent_samples = 0
+        self._account = Account()
         # Held by whoever talks to the servers: in dogwild that is a thread, too.
         self._link = threading.RLock()
         self._free: FreeExchange | None = None
         # The workers that this one all-reduces with, if the mode has groups.
         self._group_links = group
         self._group: Group | None = None
-        self._own_batches = self._borrowed_batches = 0
-        self._borrowed: set[int] = set()
-        self._refused: list[int] = []
         self._owes_save = self._relays_save = False
         self._cut = 0
         self._resume: dict[str, Tensor] = {}
@@ -128,9 +119,6 @@ class RunSession(Session):
         self._replaying = False
         self._epoch = -1
         self._clock = 0
-        self._started = self._last_stats = time.monotonic()
-        self._metrics: dict[str, float] = {}
-        self._logged = 0.0
 
     # --- prepare ----------------------------------------------------------------------------------
 
@@ -149,8 +137,9 @@ class RunSession(Session):
             got.model, got.optimizer, spec, self._transfer, servers=self._servers
         )
         self._layout, self._parameters = layout, parameters
-        self._frozen = _frozen_of(got.model, got.optimizer)
-        self._trained = {t.name for t in layout.tensors} | {alias for alias, _ in layout.aliases}
+        names = [t.name for t in layout.tensors]
+        self._untouched = Untouched(got.model, got.optimizer, parameters, names)
+        self._trained = {*names} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
         if self.mode.by_epoch or self.mode.batches == "speed":
             _check_has_epochs(self.mode, data)
@@ -248,7 +237,7 @@ class RunSession(Session):
         self._memory = Memory(slot, base, near)
         bind(parameters, tensor_views(near, layout))
         self._stepper = make_stepper(self.mode, layout, self._memory, parameters, self._optimizer, local_step)
-        self._versions = _whereabouts(parameters)
+        self._untouched.accept()
         if isinstance(self._client, PipelinedClient):
             self._hide_exchanges(self._client)
         if self.mode.name == "dogwild":
@@ -280,6 +269,7 @@ class RunSession(Session):
         self._stepper = GroupStepper(
             self._group,
             self,
+            self._account,
             mine,
             self.mode,
             layout,
@@ -288,12 +278,12 @@ class RunSession(Session):
             self._optimizer,
             local_step,
         )
-        self._versions = _whereabouts(self._parameters)
+        self._untouched.accept()
 
     def _hide_exchanges(self, client: PipelinedClient) -> None:
         """Let gradients leave, and parameters come, while the script computes."""
         if self._transfer.leaves_early and isinstance(self._stepper, Gradients):
-            self._stepper.gradients.on_gradient = client.watch(self._memory.slot)
+            self._stepper.gradients.watch(client.watch(self._memory.slot))
         if client.arrives_late:
             guard_parameters(self._model, self._parameters, self._layout, client.need)
             if self._memory.base is not self._fresh:
@@ -325,27 +315,22 @@ class RunSession(Session):
         phase = self._lane.enter(Phase.PUSH)
         self._save_if_asked()
         if not self.mode.local:
-            self._check_untouched()
-        self._check_frozen()
+            self._untouched.check_parameters()
+        self._untouched.check_frozen()
         self._replaying = False
         if self._faults.all:
             self._suffer()
         for request in self._stepper.step():
             self._exchange(request)
-        with self._link:
-            if self._group is None or self._group.is_root:  # the root's pushes cover its group's samples
-                self._unsent_leases += self._leases
-                self._unsent_samples += self._samples
-            self._leases, self._samples = [], 0
-            self._own_batches = self._borrowed_batches = 0
+        with self._link:  # the root's pushes cover its group's samples
+            self._account.end_step(keep=self._group is None or self._group.is_root)
         if self._free is not None:
             self._free.wake()
         self._clock += 1
         self._lane.enter(phase)
-        if time.monotonic() - self._last_stats > STATS_S:
-            self._send_metrics()
+        if self._reporter.due:
             self._report()
-            self._check_memory()
+            self._untouched.check_pages(self._client.private_pages())
         self._spans.begin_step(self._clock)
         protection.begin_step(self._clock)
         if self._client.leave_due:
@@ -387,7 +372,7 @@ class RunSession(Session):
             bind(self._parameters, tensor_views(fresh, self._layout))
             self._client.forget_private_writes()
             self._stepper.memory = self._memory
-            self._versions = _whereabouts(self._parameters)
+            self._untouched.accept()
         else:
             _pin(fresh)
         self._fresh = fresh
@@ -399,12 +384,12 @@ class RunSession(Session):
                 self._exchange(replace(request, covers_step=False))  # no step is being made
 
     def _push_body(self, request: Request) -> dict[str, Any]:
-        leases, samples = self._unsent_leases, self._unsent_samples
-        self._unsent_leases, self._unsent_samples = [], 0
-        if request.covers_step:
-            leases, samples = leases + self._leases, samples + self._samples
-            self._leases, self._samples = [], 0
-        body: dict[str, Any] = {"samples": samples, "leases": leases}
+        leases, samples = self._account.cover(this_step=request.covers_step)
+        body: dict[str, Any] = {}
+        if samples:
+            body["samples"] = samples
+        if leases:
+            body["leases"] = leases
         if self._settings_changed():
             body["settings"] = _without_kernel_choice(settings_of(self._served))
         if request.missing:
@@ -415,8 +400,8 @@ class RunSession(Session):
             body["carries"] = request.carries
         elif self._tells_norms and request.finite:
             body["norm"] = self._stepper.slot_norm()
-        if self._refused:
-            body["refused"], self._refused = self._refused, []
+        if refused := self._account.take_refused():
+            body["refused"] = refused
         return body
 
     def _settings_changed(self) -> bool:
@@ -444,36 +429,6 @@ class RunSession(Session):
             phase = self._lane.enter(Phase.PULL)
             self._memory.base.copy_(self._fresh)
             self._lane.enter(phase)
-
-    def _check_frozen(self) -> None:
-        for name, p in self._frozen:
-            if p.grad is not None:
-                raise UsageError(
-                    f"parameter {name!r} got a gradient, but had requires_grad=False at prepare(), so the "
-                    "servers do not hold it. Let it require a gradient before prepare(); to train it later "
-                    "only, set its grad to None until then."
-                )
-
-    def _check_untouched(self) -> None:
-        """Writing into parameters behind the servers' back would be lost: say so."""
-        versions = _whereabouts(self._parameters)
-        if versions == self._versions:
-            return
-        i = next(i for i, (a, b) in enumerate(zip(versions, self._versions, strict=True)) if a != b)
-        raise UsageError(
-            f"parameter {self._layout.tensors[i].name!r} was changed after prepare(). The servers own the "
-            "parameters, so the change would be lost: call paceline.assign() right after it (on every "
-            "worker), or change it before prepare()."
-        )
-
-    def _check_memory(self) -> None:
-        """What no version counter sees (`p.data.clamp_()`), the kernel does. Looked at now and then."""
-        if self._client.private_pages():
-            raise UsageError(
-                "a parameter was written to through .data or .numpy() after prepare(). The servers own the "
-                "parameters, so the change would be lost: call paceline.assign() right after it (on every "
-                "worker), or change it before prepare()."
-            )
 
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
@@ -508,7 +463,7 @@ class RunSession(Session):
         self._from_host()
         bind(self._parameters, tensor_views(self._memory.near, self._layout))
         self._stepper.overwritten()
-        self._versions = _whereabouts(self._parameters)
+        self._untouched.accept()
 
     @contextlib.contextmanager
     def run_parameters(self) -> Iterator[None]:
@@ -580,7 +535,7 @@ class RunSession(Session):
         version = self._client.version
         # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
         with self._link:
-            carry = [*self._unsent_leases, *self._leases] if wait else ()
+            carry = self._account.all_leases() if wait else ()
             grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry)
         self._follow_mode()
         if self._client.version != version:
@@ -590,7 +545,7 @@ class RunSession(Session):
         if grant.save or self._client.save_due():
             self._relays_save = True
             self._save()
-        if self._client.leave_due and not self._leases:
+        if self._client.leave_due and not self._account.leases:
             raise SystemExit(0)
         if grant.over and not grant.leases:
             self._lane.enter(Phase.OTHER)  # the script's loop ends here
@@ -599,11 +554,10 @@ class RunSession(Session):
     def _without_step(self, epoch: int, *, wait: bool) -> list[int]:
         """Sandblaster: leases of a loop that was left early, whose last batch got no step."""
         if epoch > self._epoch:
-            leases, self._leases, self._samples = self._leases, [], 0
-            return leases
-        if wait and self._leases:
+            return self._account.drop_step()
+        if wait and (leases := self._account.leases):
             raise UsageError(
-                f"worker:{self.rank} read {len(self._leases)} batches at the end of epoch {epoch + 1} and "
+                f"worker:{self.rank} read {len(leases)} batches at the end of epoch {epoch + 1} and "
                 f"made no optimizer.step() for them. In mode {self.mode} a step adds a batch to the gradient "
                 "of the whole data set, and that needs every batch: step after each one. Accumulating "
                 "several gains nothing here."
@@ -616,21 +570,14 @@ class RunSession(Session):
         for lease, ranges in grant.leases:
             part = part_of(ranges, group.size, group.place)
             if not part.counts:
-                self._borrowed.add(lease)
+                self._account.borrow(lease)
             leases.append((lease, part.ranges))
         return replace(grant, leases=leases)
 
     def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
         """The script got a batch."""
         self._lane.enter(Phase.OTHER)
-        if lease is not None:
-            self._leases.append(lease)
-        if counts and lease not in self._borrowed:
-            self._samples += samples
-            self._own_batches += 1
-        else:
-            self._borrowed.discard(lease if lease is not None else -1)
-            self._borrowed_batches += 1
+        self._account.used(lease, samples, counts=counts)
 
     def entering(self, epoch: int) -> None:
         """After a resume from between two epochs: all is put back before the epoch is begun."""
@@ -673,20 +620,7 @@ class RunSession(Session):
 
         scheduler.step = unless_skipping
 
-    # --- the group's side (GroupAccount) ----------------------------------------------------------
-
-    def tally(self) -> tuple[int, bool]:
-        """Samples of this member's step, and whether it counts at all."""
-        return self._samples, self._own_batches > 0 or not self._borrowed_batches
-
-    def agreed(self, samples: int) -> None:
-        """So many samples went into the group's step."""
-        self._samples = samples
-
-    def refused(self) -> None:
-        """The group's step was not finite, and is not made: its samples are told with the next push."""
-        self._refused += self._leases
-        self._leases, self._samples = [], 0
+    # --- the group's side (RunSide) ---------------------------------------------------------------
 
     def cut_next(self) -> int:
         """The version of a checkpoint that this step ends with, 0 if there is none."""
@@ -737,36 +671,14 @@ class RunSession(Session):
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
-        self._metrics.update({str(k): float(v) for k, v in metrics.items()})
-        if time.monotonic() - self._logged > LOG_S:
-            self._send_metrics()
-
-    def _send_metrics(self) -> None:
-        """A fast loop logs more often than anybody reads: send the latest now and then."""
-        self._logged = time.monotonic()
-        if not self._metrics:
-            return
-        body = {"log": _json_safe(self._metrics), "clock": self._clock}
-        self._metrics = {}
-        with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+        self._reporter.log(metrics, self._clock)
 
     def _report(self) -> None:
-        self._last_stats = time.monotonic()
-        elapsed = self._last_stats - self._started
-        wait_s = self._client.wait_s + (self._group.waited_s if self._group is not None else 0.0)
-        body = {
-            "clock": self._clock,
-            "wait_s": round(wait_s, 6),
-            "step_s": round(elapsed - wait_s, 6),
-            "bytes_out": self._client.bytes_sent,
-            "bytes_in": self._client.bytes_received,
-            "phases": {PHASES[phase]: round(s, 6) for phase, s in self._spans.flush().items()},
-        }
-        if self._spans.broken is not None:
-            body["spans_broken"] = str(self._spans.broken)
-        with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+        waited_s = self._client.wait_s + (self._group.waited_s if self._group is not None else 0.0)
+        client = self._client
+        self._reporter.report(
+            self._clock, wait_s=waited_s, bytes_out=client.bytes_sent, bytes_in=client.bytes_received
+        )
 
     def finish(self) -> None:
         """The script ended in order."""
@@ -779,7 +691,6 @@ class RunSession(Session):
             if self.mode.serverless and self._group is not None and self._group.is_root:
                 self._assign()  # the lead server's are those of the last checkpoint
             self._client.settle()
-            self._send_metrics()
             self._report()
             if (
                 self._skipping is None and not self._client.leave_due
@@ -789,12 +700,6 @@ class RunSession(Session):
                 self._group.close()
             self._lane.enter(Phase.IDLE)
             self._client.bye()
-
-
-def _frozen_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """What the optimizer has of the model that requires no gradient, by name."""
-    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return [(n, p) for n, p in model.named_parameters() if id(p) in given and not p.requires_grad]
 
 
 def _check_has_epochs(mode: ModeSpec, data: dict[str, Any] | None) -> None:
@@ -811,19 +716,9 @@ def _check_has_epochs(mode: ModeSpec, data: dict[str, Any] | None) -> None:
         raise UsageError(f"mode {mode} {does}, and {problem}, or use a mode such as bsp or asp.")
 
 
-def _whereabouts(parameters: Sequence[nn.Parameter]) -> list[tuple[int, int]]:
-    """Changes when a parameter is written to, or made to look at other memory."""
-    return [(p._version, p.data_ptr()) for p in parameters]
-
-
 def _without_kernel_choice(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What OptimizerSpec chose for `fused` on the servers stays."""
     return [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings]
-
-
-def _json_safe(metrics: dict[str, float]) -> dict[str, Any]:
-    """JSON has no NaN or infinity: send them as text."""
-    return {k: v if v == v and abs(v) != float("inf") else str(v) for k, v in metrics.items()}
 
 
 def _pin(memory: Tensor) -> None:

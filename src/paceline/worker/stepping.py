@@ -164,7 +164,8 @@ class Gradients(Stepper):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.gradients = GradientMemory(self._parameters, tensor_views(self.memory.slot, self._layout))
+        views = tensor_views(self.memory.slot, self._layout)
+        self.gradients = GradientMemory(self._parameters, views, self._slot)
 
     def overwritten(self) -> None:
         """The slot held parameters meanwhile."""

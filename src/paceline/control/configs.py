@@ -1,0 +1,78 @@
+"""What roles are told when they are started: ServerConfig's and WorkerConfig's fields, as plain JSON."""
+
+from pathlib import Path
+from typing import Any
+
+from paceline.control.rundir import RunDirectory
+from paceline.plan import Plan
+
+__all__ = ["server_config", "worker_config"]
+
+_LAST_RESORT_S = 10.0
+"""A worker waits so much longer for the lead than anybody whom the lead might name or have replaced."""
+
+
+def server_config(
+    plan: Plan, run: RunDirectory, common: dict[str, Any], lead: int, resume: Path | None
+) -> dict[str, Any]:
+    """A server's.
+
+    Args:
+        common: what the controller knows best, of any role: its rank, how many there are, …
+        resume: the checkpoint to begin from.
+    """
+    job = plan.job
+    return {
+        **common,
+        **_of_any_role(plan, run, "server", common["rank"]),
+        "worker_threads": sum(role.threads for role in plan.workers),
+        "run_dir": str(run.path),
+        "lead": lead,
+        "replicas": job.replicas,
+        "checkpoint_every": job.checkpoint_every,
+        "keep_checkpoints": job.keep_checkpoints,
+        "resume": None if resume is None else str(resume),
+        "clip_norm": job.clip_norm,
+        "norm_bound": job.norm_bound,
+        "schedule": list(job.schedule),
+        "import_from": _directory_of(job.script) if job.optimizers else None,
+    }
+
+
+def worker_config(plan: Plan, run: RunDirectory, common: dict[str, Any]) -> dict[str, Any]:
+    """A worker's; see `server_config`."""
+    job = plan.job
+    return {
+        **common,
+        **_of_any_role(plan, run, "worker", common["rank"]),
+        # All workers cut the parameters for those that the run began with, whoever came and went since.
+        "servers": len(plan.servers),
+        "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
+        "link": job.link,
+        "seed": job.seed,
+        "compress": job.compress,
+        "compress_replies": job.compress_replies,
+        "overlap": job.overlap,
+        "prefetch": job.prefetch,
+        "tells_norms": job.norm_bound is not None,
+        "script": None if job.script is None else str(Path(job.script).resolve()),
+        "args": list(job.args),
+    }
+
+
+def _of_any_role(plan: Plan, run: RunDirectory, role: str, rank: int) -> dict[str, Any]:
+    job = plan.job
+    # Who joins later is like the first of its kind.
+    alike = [r for r in plan.roles if r.role == role]
+    return {
+        "groups": [list(group) for group in plan.groups],
+        "deadline_s": job.deadline_s,
+        "mode": job.mode,
+        "optimizers": list(job.optimizers),
+        "threads": next((r for r in alike if r.rank == rank), alike[0]).threads,
+        "spans_in": str(run.path / "raw") if job.spans else None,
+    }
+
+
+def _directory_of(script: str | None) -> str | None:
+    return None if script is None else str(Path(script).resolve().parent)

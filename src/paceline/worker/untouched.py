@@ -1,0 +1,71 @@
+"""What a script changes in its model behind the servers' back would be lost: it is told so instead."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from paceline.exceptions import UsageError
+
+__all__ = ["Untouched"]
+
+_ADVICE = (
+    "The servers own the parameters, so the change would be lost: call paceline.assign() right after it (on "
+    "every worker), or change it before prepare()."
+)
+
+
+class Untouched:
+    """Watches a prepared model.
+
+    Args:
+        parameters: those that are trained.
+        names: theirs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        names: Sequence[str],
+    ) -> None:
+        self._parameters, self._names = parameters, names
+        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) in given and not p.requires_grad]
+        self.accept()
+
+    def accept(self) -> None:
+        """The parameters are as they should be."""
+        self._seen = self._whereabouts()
+
+    def check_parameters(self) -> None:
+        """UsageError if one was written to, or looks at other memory, since `accept`."""
+        seen = self._whereabouts()
+        if seen == self._seen:
+            return
+        pairs = zip(self._names, seen, self._seen, strict=True)
+        changed = next(name for name, now, before in pairs if now != before)
+        raise UsageError(f"parameter {changed!r} was changed after prepare(). {_ADVICE}")
+
+    def check_frozen(self) -> None:
+        """UsageError if one that was not to be trained got a gradient."""
+        for name, p in self._frozen:
+            if p.grad is not None:
+                raise UsageError(
+                    f"parameter {name!r} got a gradient, but had requires_grad=False at prepare(), so the "
+                    "servers do not hold it. Let it require a gradient before prepare(); to train it later "
+                    "only, set its grad to None until then."
+                )
+
+    @staticmethod
+    def check_pages(private: int) -> None:
+        """UsageError if memory shared with the servers has private pages: no version counter sees
+        `p.data.clamp_()`, but the kernel does."""
+        if private:
+            raise UsageError(
+                f"a parameter was written to through .data or .numpy() after prepare(). {_ADVICE}"
+            )
+
+    def _whereabouts(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self._parameters]
