@@ -134,8 +134,11 @@ def test_spans_add_up_to_the_time_of_each_step(run, settings):
         took = np.diff(ends)
         added = mine[mine["rank"] == rank].groupby("step").ns.sum() / 1e9
         found = added.reindex(range(1, len(ends))).to_numpy()
-        # Whatever happens between the script's reading of its clock and ours belongs to the neighbour.
-        assert found.sum() == pytest.approx(took.sum(), rel=0.02, abs=0.03)
+        # Whatever happens between the script's reading of its clock and ours belongs to the neighbour: of
+        # several readings at both ends, the one in the middle counts.
+        apart = np.cumsum(found - took)
+        drift = np.median(apart[-5:]) - np.median(apart[:5])
+        assert abs(drift) < max(0.03, 0.02 * took.sum()), apart
         assert np.median(np.abs(found - took) / took) < 0.02
 
 

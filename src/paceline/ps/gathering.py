@@ -176,13 +176,16 @@ class Gathering(Ordering):
         again, self._save_again = self._save_again, False
         if again:
             self._save_now()
+        elif self._all_ended and self._peers:
+            self._report(body, asked=False)  # the final one is still to come: see _save_now
         else:
             self._hurry_at = None
             self._report(body)
 
-    def _report(self, body: dict[str, Any]) -> None:
-        """What became of a checkpoint; `asked`: it is the answer to the controller's wish for one."""
-        asked, self._asked = self._asked, False
+    def _report(self, body: dict[str, Any], *, asked: bool = True) -> None:
+        """What became of a checkpoint; `asked`: of the one that the controller waits for, if it does."""
+        if asked:
+            asked, self._asked = self._asked, False
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, self._stats())
             self._controller.send(Kind.STATS, {**body, "asked": asked})
