@@ -38,6 +38,27 @@ def test_what_the_handler_refuses_is_sent_back_and_ends_the_connection() -> None
     assert handler.ends == [("worker:0", "another model")]
 
 
+def test_a_link_that_breaks_under_an_answer_and_can_go_on_is_not_refused() -> None:
+    class Answering(Echo):
+        def on_frame(self, connection: Connection, frame: Frame) -> None:
+            a.close()
+            connection.send(Kind.STATE, {"number": frame.body["number"]})
+
+    handler = Answering()
+    hub = Hub(handler, Listener(tcp=False), SECRET, patience_s=5)
+    with linked() as (a, there), linked() as (again, there_again):
+        there.keep()
+        handler.connections.append(there)
+        hub.add(there)
+        a.send(Kind.TAKE, {"number": 1})
+        hub.poll(5)
+        assert len(handler.ends) == 1
+        there.go_on(there_again, 0)
+        assert again.receive().kind is Kind.STATE
+        assert not again.wait(0)  # in particular no ERROR
+    hub.close()
+
+
 def test_a_hello_that_is_refused_is_answered() -> None:
     class Strict(Echo):
         def on_hello(self, connection: Connection, body: dict[str, object]) -> None:

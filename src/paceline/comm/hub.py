@@ -154,7 +154,9 @@ class Hub:
         try:
             self.handler.on_frame(connection, frame)
         except PacelineError as error:
-            refuse(connection, error)
+            broke = type(error) is LinkError  # while the handler answered
+            if not (broke and connection.keeps):  # it goes on over another socket, where it would be told
+                refuse(connection, error)
             self.end(connection, str(error))
 
     def end(self, connection: Connection, reason: str) -> None:

@@ -510,7 +510,9 @@ class Controller(Steering):
             self._do(self._machine.server_ready(rank))
         elif frame.kind is Kind.ERROR:
             body = frame.body
-            self._record({"kind": "error", "role": name, **body})
+            if self._machine.state not in (RunState.SUCCEEDED, RunState.STOPPED):
+                # Else servers end, and one of them has seen the end of another before it was told to.
+                self._record({"kind": "error", "role": name, **body})
             if role == "worker":
                 self.status.workers[rank].state = "failed"
             self._do(
