@@ -11,7 +11,8 @@ from paceline.observe.run_data import RunData
 from tests.integration.test_faults import SLOWLY, TOOLS, assert_every_sample_once
 from tests.speed import first
 
-SOURCE = TOOLS + "train(prepared(samples=96), epochs=3)"
+# Steps take a while, so that in asp every worker makes some.
+SOURCE = TOOLS + "import time; train(prepared(samples=96), epochs=3, at_step=lambda step: time.sleep(0.005))"
 ROLES = ("worker", "server")
 JOB = {"workers": 2, "servers": 2, "threads": 1}
 
