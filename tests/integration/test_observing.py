@@ -140,7 +140,7 @@ def test_spans_add_up_to_the_time_of_each_step(run, settings):
         apart = np.cumsum(found - took)
         drift = np.median(apart[-5:]) - np.median(apart[:5])
         assert abs(drift) < max(0.03, 0.02 * took.sum()), apart
-        assert np.median(np.abs(found - took) / took) < 0.02
+        assert np.median(np.abs(found - took) / np.maximum(took, 0.01)) < 0.02  # some take a millisecond
 
 
 def test_totals_are_what_spans_add_up_to(run):
