@@ -436,6 +436,7 @@ class LeadServer(Placing):
             raise FrameError("leases of a run without a prepared loader")
         self._acting = peer.worker
         self._heard_at[peer.worker] = time.monotonic()
+        self._taking.add(peer.worker)
         number, epoch = field(body, "n", int, 0), field(body, "epoch", int)
         if self._change is not None and body.get("ready") == self._change.placement.number:
             self._change.unready.discard(peer.worker)
@@ -462,6 +463,7 @@ class LeadServer(Placing):
             "over": over,
             "version": self._lead.version,
         }
+        self._taking.discard(peer.worker)
         self._released(peer.worker, body)
         self._flag(peer.worker, body)
         self._forward([])  # before anybody acts on it
@@ -473,6 +475,7 @@ class LeadServer(Placing):
         self._acting = -1
         self._save_flags.discard(peer.worker)
         self._leaving.discard(peer.worker)
+        self._taking.discard(peer.worker)
         self._lost.pop(peer.worker, None)
         self._owed.discard(peer.worker)
         if self._change is not None:

@@ -42,6 +42,8 @@ class Ordering(Server):
         """Whose switch is to take effect, at the end of a round."""
         self._untold: set[int] = set()
         """Workers that have not been told of the present mode."""
+        self._taking: set[int] = set()
+        """Workers that wait for leases from us: one that asked the lead before us will ask again."""
         self._held_since: dict[int, float] = {}
         self._acting = -1
         """The worker whose message is being dealt with."""
@@ -105,7 +107,7 @@ class Ordering(Server):
                 return
             self._order(more)
             for worker, leases, over in answers:
-                if worker in self._peers:
+                if worker in self._taking:
                     self._grant(self._peers[worker], leases, over=over)
 
     def _order(self, steps: Steps) -> None:
