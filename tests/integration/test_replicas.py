@@ -162,6 +162,15 @@ def test_one_server_after_another_is_killed_and_replaced(run, mode, link):
     assert_whole(ran, through)
 
 
+def test_servers_that_remain_give_each_other_more_than_sockets_hold(run):
+    """Both sides of a link send before they read."""
+    through = Through(kill("server:2"))
+    wide = LONG.replace("600", "3000")
+    ran = run(wide, workers=2, servers=3, replicas=1, mode="asp", link="tcp", watch=through)
+    assert_whole(ran, through)
+    assert not any("hangs" in text for text in ran.status.messages), ran.status.messages
+
+
 SETTINGS = itertools.product(["asp", "bsp"], ["tcp", "shm"], [1, 0])
 
 

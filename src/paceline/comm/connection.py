@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paceline.comm import frames, handshake
+from paceline.comm.aside import Aside
 from paceline.comm.frames import Kind
 from paceline.comm.tls import SecureSocket, Stream
 from paceline.exceptions import AuthError, FrameError, LinkError
@@ -86,6 +87,7 @@ class Connection:
         self.damage = ""
         """What happens to the next frame that is sent, in tests: see `faults.py`."""
         self._delayed = b""
+        self._aside: Aside | None = None
         self._kept: list[_Kept] | None = None
         # Frames of this link that went over sockets before this one. Probes are none: they may be lost.
         self._sent_before = self._received_before = 0
@@ -197,6 +199,7 @@ class Connection:
             if self.damage == "flip":
                 self.damage = ""
                 head = head[:-1] + bytes([head[-1] ^ 1])
+        write = self.sock.sendall if self._aside is None else self._aside.write
         try:
             if descriptors:
                 assert isinstance(self.sock, socket.socket), "descriptors go by unix sockets only"
@@ -204,9 +207,9 @@ class Connection:
                 sent = self.sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
                 self.sock.sendall(memoryview(head)[sent:])
             else:
-                self.sock.sendall(head)
+                write(head)
             for view in payload:
-                self.sock.sendall(view)
+                write(view)
             self.payload_sent += size
         except TimeoutError:
             raise LinkError(f"{self.peer} does not read what is sent to it") from None
@@ -349,8 +352,17 @@ class Connection:
             frame.blob = bytes(room)
         return frame.blob
 
+    def send_aside(self) -> None:
+        """From now on `send` does not wait for the other side to read: see `aside.py`. Payloads must not
+        change after they were sent, and neither descriptors nor pieces (`send_streamed`) are sent any more.
+        """
+        if self._aside is None:
+            self._aside = Aside(self.sock)
+
     def close(self) -> None:
         """Close the socket. Safe to call twice."""
+        if self._aside is not None:
+            self._aside.finish()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

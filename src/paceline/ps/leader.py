@@ -236,6 +236,8 @@ class LeadServer(Placing):
 
     def _on_follower(self, connection: Connection, frame: Frame) -> None:
         rank = _rank(connection)
+        if frame.kind is Kind.ADOPTED:
+            connection.send_aside()  # it and we may give each other slices
         if frame.kind is Kind.ADOPTED and rank in self._newcomers:
             self._adopted.add(rank)
             self._plan_change()

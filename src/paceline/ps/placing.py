@@ -204,6 +204,7 @@ class Placing(Gathering):
         if not 0 <= missing <= len(self._log):
             raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {self._position}")
         body = {"steps": [*self._log][len(self._log) - missing :], "held": self._after_norms}
+        follower.send_aside()
         follower.send(Kind.ORDER, body)
 
     def _place(self, placement: Placement) -> None:

@@ -221,6 +221,8 @@ class Server(Attending):
         hello = {"role": "server", "rank": self.config.rank, "position": self._position}
         hello["fresh"] = self._fresh
         link.send(Kind.HELLO, {**hello, "address": self._hub.listener.address.to_json()})
+        if not self._fresh:
+            link.send_aside()
         self._lead_link = link
         self._hub.add(link)
         if self._reduced_to:
@@ -271,6 +273,7 @@ class Server(Attending):
             lead = new_lead(self.config, body["data"], checkpoint)
             self._standby = Standby(lead, body, read_blob(bytes(extras), "the run's buffers"))
         link.send(Kind.ADOPTED)
+        link.send_aside()
 
     def _adopt(
         self,
