@@ -1,12 +1,17 @@
-"""When the lead server tells the controller that the final checkpoint is there."""
+"""When a checkpoint needs nobody any more, and when the controller is told that the final one is there."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from paceline.comm import Kind
+from paceline.exceptions import CheckpointError
 from paceline.ps.gathering import Gathering
 from paceline.ps.lead import Steps
+from paceline.ps.saving import Saver
+from paceline.storage.checkpoint import latest, write_part
 
 
 class Lead(Gathering):
@@ -76,3 +81,26 @@ def test_a_periodic_checkpoint_with_all_that_there_is_is_the_final_one_too() -> 
     lead.ask()
     lead._saved(Path("periodic"))
     assert lead.answers == ["periodic"] and lead.ordered == []
+
+
+def test_a_server_that_dies_while_its_checkpoint_is_committed_is_not_needed_for_it(tmp_path: Path) -> None:
+    results: list[Path | CheckpointError] = []
+    saver = Saver(tmp_path, 3, parts=1, workers={0}, keep=2, post=results.append)
+    saver.attach_states(dict)
+    part = write_part(saver.directory, "server-0.safetensors", {"a": torch.zeros(2)})
+    saver.part_written(part)
+    assert not saver.complete
+    saver.worker_saved(0)
+    assert saver.complete
+    saver.part_written(CheckpointError("server:1 is gone"))
+    saver.join()
+    assert len(results) == 1 and isinstance(results[0], Path)
+    assert latest(tmp_path).version == 3
+
+
+def test_a_server_that_dies_before_its_part_is_there_ends_the_checkpoint_once(tmp_path: Path) -> None:
+    results: list[Path | CheckpointError] = []
+    saver = Saver(tmp_path, 3, parts=2, workers=set(), keep=2, post=results.append)
+    for _ in range(2):
+        saver.part_written(CheckpointError("server:1 is gone"))
+    assert [str(result) for result in results] == ["server:1 is gone"]

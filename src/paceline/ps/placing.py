@@ -83,7 +83,7 @@ class Placing(Gathering):
             self._fail(LinkError(f"{self.name} lost server:{rank}: {reason}"))
             return
         log.warning("server:%s: %s; others answer for its slices", rank, reason)
-        if self._saver is not None:
+        if self._saver is not None and not self._saver.complete:
             self._save_again = True
             self._saver.part_written(CheckpointError(f"server:{rank} is gone"))
         self._change = None

@@ -67,6 +67,11 @@ class Saver:
         return self._writer.dir
 
     @property
+    def complete(self) -> bool:
+        """Whether all parts are here, and it is being committed: nobody is needed for it any more."""
+        return self._thread is not None
+
+    @property
     def waits_for(self) -> set[int]:
         """Workers whose part is not here yet."""
         return set(self._workers)
@@ -77,7 +82,7 @@ class Saver:
 
     def part_written(self, info: FileInfo | CheckpointError) -> None:
         """A server wrote its part, or failed to."""
-        if self._failed:
+        if self._failed or self.complete:
             return
         if isinstance(info, CheckpointError):
             self._failed = True
