@@ -1,13 +1,16 @@
-"""Whom the lead server answers when leases are there again."""
+"""Whom the lead server answers when leases are there again, and the record that it takes over."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from paceline.data.leases import Lease
 from paceline.ps.lead import Lead, Steps
-from paceline.ps.ordering import Ordering
+from paceline.ps.ordering import Ordering, append_pushes, open_pushes
 from paceline.ps.peers import WorkerPeer
-from tests.unit.test_lead import lead_of
+from tests.unit.test_lead import Worker, lead_of
 
 
 class Server(Ordering):
@@ -48,3 +51,25 @@ def test_who_asked_the_lead_before_is_answered_when_it_asks_again() -> None:
     assert server.granted == []
     number, leases, _ = server._lead.grants[1]
     assert number == 5 and sum(lease.samples for lease in leases) == 4
+
+
+@pytest.mark.parametrize("written", [0, 1, 3, 4, 6])
+@pytest.mark.parametrize("torn", [b"", b"5,0,0"])
+def test_a_lead_in_another_ones_place_goes_on_with_its_record(
+    tmp_path: Path, written: int, torn: bytes
+) -> None:
+    """The one before had written fewer rows than it told us of, or more, and may have died within one."""
+    lead = lead_of("asp", workers=1)
+    worker = Worker(lead, 0)
+    for _ in range(4):
+        worker.take()
+        worker.push()
+    record = tmp_path / "pushes.csv"
+    with open_pushes(record, 0) as file:
+        file.write(b"".join(b"%d,row\n" % (i + 1) for i in range(written)) + torn)
+    with append_pushes(record, lead) as file:
+        kept = min(written, 4)
+        assert len(lead.applied) == 4 - kept
+        file.write(b"next\n")
+    rows = record.read_text().splitlines()[1:]
+    assert rows == [*(f"{i + 1},row" for i in range(kept)), "next"]

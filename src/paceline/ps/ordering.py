@@ -250,13 +250,16 @@ def open_pushes(path: Path, applied: int) -> IO[bytes]:
 
 
 def append_pushes(path: Path, lead: Lead) -> IO[bytes]:
-    """The record, in another lead's place: what that one has not written is among the last applied."""
+    """The record, in another lead's place: what that one has not written is among the last applied. What it
+    had written and told nobody of is done again."""
     written = 0
     with contextlib.suppress(OSError):
-        text = path.read_bytes()
-        written = max(0, text.count(b"\n") - 1)
-        if not text.endswith(b"\n"):  # it died while it wrote
-            os.truncate(path, text.rfind(b"\n") + 1)
+        lines = path.read_bytes().splitlines(keepends=True)
+        if not lines[-1].endswith(b"\n"):  # it died while it wrote
+            del lines[-1]
+        lines = lines[: 1 + lead.totals.pushes]
+        written = max(0, len(lines) - 1)
+        os.truncate(path, sum(map(len, lines)))
     missing = max(0, lead.totals.pushes - written)
     lead.applied = lead.applied[len(lead.applied) - missing :] if missing <= len(lead.applied) else []
     return path.open("ab", buffering=0)
