@@ -142,6 +142,8 @@ class Placing(Gathering):
             self._adopted.discard(rank)
             answered = {w: n - (w in self._owed) for w, n in self._lead.requests.items()}
             body: dict[str, Any] = {"steps": [], "position": self._position, "answered": answered}
+            # Who gives it what follows from the placement before: it may have adopted an earlier one.
+            body["placement"] = self._latest_placement().to_json()
             if self._replicates:
                 body["lead"] = lead_to_json(self._lead)
             with contextlib.suppress(LinkError):

@@ -234,6 +234,7 @@ class Server(Attending):
         elif frame.kind is Kind.ORDER:
             if "position" in frame.body:  # we came later, and begin here
                 self._position = field(frame.body, "position", int)
+                self._placement = Placement.from_json(frame.body["placement"])
                 self._fresh = False
                 self._answered_before = {int(w): int(n) for w, n in frame.body["answered"].items()}
                 for peer in self._peers.values():
