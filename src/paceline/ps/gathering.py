@@ -46,6 +46,8 @@ class Gathering(Ordering):
         self._cuts: dict[int, int] = {}
         self._unsaved = False  # something is newer than a checkpoint of this version would have it
         self._states: dict[str, dict[str, Tensor]] = {}
+        self._of_this_one: dict[str, dict[str, Tensor]] = {}
+        """Workers' parts of the checkpoint in the making: later ones may come before it is complete."""
 
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
         rank = rank_of(connection)
@@ -55,6 +57,7 @@ class Gathering(Ordering):
         if self._saver is None or rank not in self._saver.waits_for:
             self._unsaved = True  # unasked: the worker's end
         else:
+            self._of_this_one[name] = tensors
             self._saver.worker_saved(rank)
 
     def _save_is_due(self) -> bool:
@@ -113,6 +116,7 @@ class Gathering(Ordering):
             log.warning("checkpoint %s skipped: the one before is not finished", self._lead.version)
             return []
         self._save_at_next = self._unsaved = False
+        self._of_this_one = dict(self._states)
         self._write_pushes()  # who goes back to this checkpoint finds the record of all that is in it
         workers = {w for w in self._peers if self._lead.root_of(w) in self._lead.machine.members}
         if self.mode.serverless:  # they send their parts by themselves
@@ -150,7 +154,7 @@ class Gathering(Ordering):
 
     def _small_parts(self) -> dict[str, dict[str, Tensor]]:
         extras = self._adoption.extras
-        return {**self._states, **({"extras.safetensors": extras} if extras else {})}
+        return {**self._of_this_one, **({"extras.safetensors": extras} if extras else {})}
 
     def _part_written(self, body: dict[str, Any]) -> None:
         if self._saver is None or body["directory"] != str(self._saver.directory):
