@@ -52,7 +52,7 @@ class Ran:
 
 
 PRELUDE = """
-import json, os, sys, signal, pathlib
+import contextlib, itertools, json, os, sys, signal, pathlib
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -63,6 +63,24 @@ RUN_DIR = pathlib.Path(os.environ["TEST_RUN_DIR"])
 
 def result(value):
     (RUN_DIR / f"result-{RANK}.json").write_text(json.dumps(value))
+
+def until_enough(loader):
+    # Epochs, each with its batches, until the test has made the file `enough`. Who sees it while it has a
+    # batch says which epoch is the last: the one after its own, since others may have done the last batches
+    # in its place and be there already; but nobody is further than that, so all hear of it in time.
+    enough, last = RUN_DIR / "enough", RUN_DIR / "last"
+    def batches(epoch):
+        for batch in loader:
+            if enough.exists() and not last.exists():
+                mine = RUN_DIR / f"last-{os.getpid()}"
+                mine.write_text(str(epoch + 1))
+                with contextlib.suppress(FileExistsError):
+                    os.link(mine, last)  # whoever says it first
+            yield batch
+    for epoch in itertools.count():
+        if last.exists() and epoch > int(last.read_text()):
+            return
+        yield epoch, batches(epoch)
 """
 
 

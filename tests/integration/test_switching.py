@@ -36,11 +36,11 @@ SAMPLES = 49
 TOOLS = (
     f"SAMPLES = {SAMPLES}"
     + """
-import itertools, time
+import time
 from paceline.comm import Connection, Kind
 from paceline.worker.session import current_session
 
-LAST, ENOUGH = RUN_DIR / "last", RUN_DIR / "enough"
+ENOUGH = RUN_DIR / "enough"
 torch.set_num_threads(1)
 
 def once(name):
@@ -70,21 +70,10 @@ def prepared(samples=SAMPLES, lr=0.05):
     loader = DataLoader(make_data(samples), batch_size=4, shuffle=True)
     return paceline.prepare(model, optimizer, loader)
 
-def this_is_the_last(epoch):
-    # Said by somebody who has a batch of this epoch. Others may have done its last batches in its place and
-    # be in the next one, but nobody is in a later one than that, so all see it in time.
-    if ENOUGH.exists() and not LAST.exists():
-        partial = RUN_DIR / f"last-{os.getpid()}"
-        partial.write_text(str(epoch + 1))
-        partial.rename(LAST)
-
 def train(objects, at_step=lambda epoch, x: None, after_step=lambda: None):
     model, optimizer, loader = objects
-    for epoch in itertools.count():
-        if LAST.exists() and epoch > int(LAST.read_text()):
-            return
-        for x, y in loader:
-            this_is_the_last(epoch)
+    for epoch, batches in until_enough(loader):
+        for x, y in batches:
             nn.functional.cross_entropy(model(x), y).backward()
             at_step(epoch, x)
             optimizer.step()

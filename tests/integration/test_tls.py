@@ -22,16 +22,14 @@ model = nn.Sequential(nn.Linear(12, 300), nn.Tanh(), nn.Linear(300, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 data = TensorDataset(torch.randn(96, 12), torch.arange(96) % 3)
 model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8, shuffle=True))
-for epoch in range(EPOCHS):
-    for x, y in loader:
+for epoch, batches in EPOCHS:
+    for x, y in batches:
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    if (RUN_DIR / "enough").exists():
-        break
 """
-GOES_ON = "EPOCHS = 10_000\n" + SOURCE
-SHORT = "EPOCHS = 3\n" + SOURCE
+GOES_ON = SOURCE.replace("EPOCHS", "until_enough(loader)")
+SHORT = SOURCE.replace("EPOCHS", "[(epoch, loader) for epoch in range(3)]")
 
 
 def _port(pid: int) -> int:
