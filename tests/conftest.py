@@ -17,6 +17,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Property tests try the same cases every time, however slow or busy the machine is.
+settings.register_profile(
+    "paceline", derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("paceline")
 
 PATIENCE_S = 5.0
 """How long what is already ending may take to end after its test."""

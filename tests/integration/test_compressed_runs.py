@@ -263,15 +263,24 @@ def spying(address, *, secret, **more):
     return real_connect(address, secret=secret, **more)
 client_module.connect = spying
 
+incarnations = itertools.count()
+
 def attach(**body):
-    # As worker 9, by hand.
+    # As worker 9, by hand. Each time as another one: the server may not have heard yet that the last is gone.
     address, secret = known["server"]
+    incarnation = next(incarnations)
     link = connect(address, secret, peer="server:0")
     link.sock.settimeout(20)
-    link.send(Kind.HELLO, {"role": "worker", "rank": 9, "incarnation": 0})
+    link.send(Kind.HELLO, {"role": "worker", "rank": 9, "incarnation": incarnation})
     layout = current_session()._layout
-    link.send(Kind.ATTACH, {"fingerprint": layout.fingerprint, "incarnation": 0, "in_place": False,
-                            "inline": True, **body})
+    link.send(Kind.ATTACH, {"fingerprint": layout.fingerprint, "incarnation": incarnation,
+                            "in_place": False, "inline": True, **body})
+    return link
+
+def attached(**body):
+    link = attach(**body)
+    heard = answer(link)
+    assert heard[0] == "ATTACHED", heard
     return link
 
 def send(link, *frame):
@@ -304,21 +313,18 @@ def fate(step):
         ({"sizes": [0]}, b""),
         ({"sizes": [3, 3]}, b"abcabc"),
     ]:
-        link = attach(compress="topk:0.5")
-        assert answer(link)[0] == "ATTACHED"
+        link = attached(compress="topk:0.5")
         send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body},
              [memoryview(payload)])
         heard.append(answer(link))
         link.close()
     for body, payload in [({"at": 5}, b"abcd"), ({"at": 0}, b"abcd"), ({}, b"abcd"), ({"at": True}, b"")]:
-        link = attach()
-        assert answer(link)[0] == "ATTACHED"
+        link = attached()
         send(link, Kind.SLICE, body, [memoryview(payload)])
         heard.append(answer(link))
         link.close()
     for body in ({"slices": [7]}, {"slices": []}, {"slices": "all"}, {"slices": [None]}):
-        link = attach()
-        assert answer(link)[0] == "ATTACHED"
+        link = attached()
         send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body})
         heard.append(answer(link))
         link.close()

@@ -826,10 +826,7 @@ def columns(rows: list[tuple[float, float]], dtype: torch.dtype) -> tuple[Tensor
     return torch.tensor(centre, dtype=dtype), torch.tensor(worker, dtype=dtype)
 
 
-repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=150)
-
-
-@repeatable
+@settings(max_examples=150)
 @given(pairs, st.floats(0.0, 1.0), precisions)
 def test_an_elastic_exchange_moves_both_sides_by_the_same_difference(rows, alpha, dtype):
     """So it conserves their sum, and takes neither beyond the other."""
@@ -844,7 +841,7 @@ def test_an_elastic_exchange_moves_both_sides_by_the_same_difference(rows, alpha
     assert torch.all((new_centre - new_worker).abs() <= (centre - worker).abs() + exact)
 
 
-@repeatable
+@settings(max_examples=150)
 @given(pairs, st.sampled_from(["nan", "inf", "-inf"]), st.data())
 def test_an_elastic_exchange_with_nan_leaves_the_centre_alone(rows, bad, data):
     """The slice with it is refused, and the worker gets the centre there; the other slice is mixed."""

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from paceline.comm import Kind
 from paceline.exceptions import CheckpointError
@@ -81,6 +82,22 @@ def test_a_periodic_checkpoint_with_all_that_there_is_is_the_final_one_too() -> 
     lead.ask()
     lead._saved(Path("periodic"))
     assert lead.answers == ["periodic"] and lead.ordered == []
+
+
+def test_a_part_that_comes_later_than_a_checkpoints_own_is_for_the_next_one() -> None:
+    """A worker sends its part when it is asked for it, and once more when it ends."""
+    lead = Lead()
+    waits_for = {0, 1}
+    lead._saver = SimpleNamespace(version=2, waits_for=waits_for, worker_saved=waits_for.discard)
+    lead._adoption = SimpleNamespace(extras={})
+    for rank, step in ((0, 2), (0, 3), (1, 2)):
+        part = save({"step": torch.tensor(step)})
+        worker: Any = SimpleNamespace(peer=f"worker:{rank}", read_blob=lambda frame, limit, part=part: part)
+        frame: Any = SimpleNamespace(body={})
+        lead._on_saved(worker, frame)
+    assert not waits_for and lead._unsaved
+    assert [int(part["step"]) for part in lead._small_parts().values()] == [2, 2]
+    assert [int(part["step"]) for part in lead._states.values()] == [3, 2]
 
 
 def test_a_server_that_dies_while_its_checkpoint_is_committed_is_not_needed_for_it(tmp_path: Path) -> None:

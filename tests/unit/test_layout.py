@@ -65,7 +65,7 @@ def check_covers(layout: Layout) -> None:
     assert end <= layout.nbytes and layout.nbytes % 64 == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tensors(), st.integers(1, 6), st.booleans())
 def test_slices_cover_every_element_once_and_are_dealt_evenly(
     given_: list[TensorInfo], servers: int, whole: bool
@@ -285,7 +285,7 @@ def mutate(random_: random.Random, value: Any) -> Any:
     return copy.deepcopy(random_.choice(ODD))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.integers(0, 2**32))
 def test_a_mutated_layout_is_refused_or_sound(seed: int) -> None:
     random_ = random.Random(seed)

@@ -226,7 +226,7 @@ def test_asking_again_does_no_harm() -> None:
 # The search
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 30), st.floats(0, 7), st.integers(0, 1000), st.integers(1, 12))
 def test_it_never_goes_up_on_a_convex_quadratic(size: int, decades: float, seed: int, history: int) -> None:
     function = quadratic(size, 10**decades, seed)

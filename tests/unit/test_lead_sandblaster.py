@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -451,9 +451,7 @@ def test_a_restored_lead_goes_on_in_the_middle_of_an_epoch(pushes: int) -> None:
     assert again.lead.totals.samples == 96
 
 
-@settings(
-    derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck), max_examples=150
-)
+@settings(max_examples=150)
 @given(
     samples=st.integers(5, 40),
     batch=st.integers(1, 7),

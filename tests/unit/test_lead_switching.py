@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data.leases import LeaseBook
@@ -30,8 +30,6 @@ MODES = [
     "ssp:1+quorum=2",
     "ssp:0+quorum=3+damping=staleness",
 ]
-
-repeatable = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass
@@ -257,7 +255,7 @@ class World:
 def test_every_sample_counts_once_whatever_is_switched_when() -> None:
     happened: Counter[str] = Counter()
 
-    @settings(repeatable, max_examples=400)
+    @settings(max_examples=600)
     @given(
         st.integers(0, 2**64),
         st.integers(1, 5),
@@ -283,7 +281,7 @@ def test_every_sample_counts_once_whatever_is_switched_when() -> None:
         "rest",
     ):
         assert happened[event] > 50, (event, happened)
-    assert happened["applied of the dead"] > 5, happened
+    assert happened["applied of the dead"] > 2, happened
 
 
 def lead_of(mode: str, *, workers: int = 3, samples: int = 60, **more: Any) -> Lead:

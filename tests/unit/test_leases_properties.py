@@ -8,14 +8,13 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data import Lease, LeaseBook
 
 EVENTS_PER_RUN = 300
 
-repeatable = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 books = st.fixed_dictionaries(
     {
         "samples": st.integers(1, 60),
@@ -263,7 +262,7 @@ class World:
 def test_every_sample_is_applied_exactly_once_per_epoch() -> None:
     events, happened = 0, Counter[str]()
 
-    @settings(repeatable, max_examples=200)
+    @settings(max_examples=200)
     @given(books, st.integers(1, 7), st.integers(0, 2**64), st.booleans())
     def run(book: dict[str, int], ranks: int, seed: int, impatient: bool) -> None:
         nonlocal events
@@ -287,7 +286,7 @@ def test_of_twins_the_first_one_counts() -> None:
     happened = Counter[str]()
     often = {**OFTEN, "take": 90, "finish_late": 10, "leave": 2, "switch": 0}
 
-    @settings(repeatable, max_examples=150)
+    @settings(max_examples=150)
     @given(books, st.integers(2, 7), st.integers(0, 2**64), st.booleans())
     def run(book: dict[str, int], ranks: int, seed: int, impatient: bool) -> None:
         few = {"batch_size": 1 + book["samples"] // 5, "by_round": False, "copies": "any"}
@@ -301,7 +300,7 @@ def test_of_twins_the_first_one_counts() -> None:
     assert min(happened[e] for e in ("copied", "copy first", "original first", "one of twins gone")) > 300
 
 
-@settings(repeatable, max_examples=150)
+@settings(max_examples=150)
 @given(books, st.integers(1, 7), st.integers(0, 2**64))
 def test_an_epoch_always_ends(book: dict[str, int], ranks: int, seed: int) -> None:
     """From any state, members that go on asking and finishing come to the next epoch.
@@ -329,7 +328,7 @@ def test_an_epoch_always_ends(book: dict[str, int], ranks: int, seed: int) -> No
     raise AssertionError("the epoch never ended")
 
 
-@settings(repeatable, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.integers(1, 8),
     st.integers(1, 9),

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.exceptions import UsageError
@@ -100,7 +100,6 @@ def test_knobs_reach_their_fields() -> None:
     assert inner == parse_mode("ssp:2+quorum=2")
 
 
-@settings(derandomize=True, database=None)
 @given(
     st.sampled_from(["bsp", "backup:3", "ssp:0", "asp", "downpour:3,2", "local:4", "easgd:2,0.3", "dogwild"]),
     st.integers(1, 3),

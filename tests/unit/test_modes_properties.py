@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.modes import Admit, Apply, Drop, Hold, Instruction, PushId, parse_mode
@@ -20,8 +20,6 @@ from paceline.modes import Admit, Apply, Drop, Hold, Instruction, PushId, parse_
 MODES = ["bsp", "backup:1", "backup:3", "ssp:0", "ssp:1", "ssp:4", "asp"]
 MODES += ["ssp:0+quorum=2", "ssp:2+quorum=4", "asp+quorum=3", "asp+quorum=20"]
 EVENTS_PER_RUN = 500
-
-repeatable = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass
@@ -305,7 +303,7 @@ class World:
 def test_every_promise_holds_over_a_hundred_thousand_events() -> None:
     events, happened = 0, Counter[str]()
 
-    @settings(repeatable, max_examples=220)
+    @settings(max_examples=220)
     @given(st.sampled_from(MODES), st.sampled_from(range(1, 10)), st.integers(0, 2**64), st.booleans())
     def run(mode: str, ranks: int, seed: int, switches: bool) -> None:
         nonlocal events
@@ -330,7 +328,7 @@ def test_every_promise_holds_over_a_hundred_thousand_events() -> None:
     assert happened["admitted by replace"] > 10
 
 
-@settings(repeatable, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(MODES), st.sampled_from(MODES), st.integers(1, 9), st.integers(0, 2**64))
 def test_no_switch_stops_a_run(before: str, after: str, ranks: int, seed: int) -> None:
     """Whatever the moment: every worker that is left can go on, and again after a switch back."""
@@ -355,7 +353,7 @@ def test_no_switch_stops_a_run(before: str, after: str, ranks: int, seed: int) -
     world.finish_all()
 
 
-@settings(repeatable, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(MODES), st.integers(2, 9), st.integers(0, 2**64))
 def test_whoever_goes_blocks_nobody(mode: str, ranks: int, seed: int) -> None:
     world = World(mode, ranks, seed)
@@ -376,7 +374,7 @@ def test_whoever_goes_blocks_nobody(mode: str, ranks: int, seed: int) -> None:
         assert world.updates >= updates + 4  # the first may have been late
 
 
-@settings(repeatable, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(MODES), st.integers(1, 9), st.integers(0, 2**64))
 def test_work_that_remains_gets_done(mode: str, ranks: int, seed: int) -> None:
     world = World(mode, ranks, seed)
@@ -393,7 +391,7 @@ def test_work_that_remains_gets_done(mode: str, ranks: int, seed: int) -> None:
         assert sweeps <= 5 * (ranks + 1) + 5
 
 
-@settings(repeatable, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(MODES), st.sampled_from(MODES), st.integers(1, 9), st.integers(0, 2**64))
 def test_a_restored_machine_goes_on(before: str, after: str, ranks: int, seed: int) -> None:
     world = World(before, ranks, seed)

@@ -4,7 +4,7 @@ import contextlib
 import socket
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.comm import Connection, Kind
@@ -19,7 +19,6 @@ def pair() -> tuple[Connection, Connection]:
 
 
 @given(st.lists(st.sampled_from(["", *OF_FRAMES]), max_size=12))
-@settings(deadline=None)
 def test_each_frame_comes_once_and_in_order_however_often_the_link_breaks(damages):
     """A client that asks, and a server that answers, each frame damaged in some way."""
 

@@ -30,7 +30,7 @@ def parts(cuts: list[int], *, servers: int = 2, what: str = "exp_avg") -> list[d
 CUTS = st.lists(st.integers(1, SIZE - 1), unique=True, max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CUTS, CUTS, st.integers(1, 4))
 def test_what_was_cut_one_way_can_be_taken_in_another(old: list[int], new: list[int], servers: int) -> None:
     book = StateBook(parts(old, servers=servers))

@@ -183,7 +183,7 @@ def anything(random: Random) -> RunStatus:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_never_raises_and_never_repeats(seed: int, ordered: bool) -> None:
     random, watch = Random(seed), Watch()
     found = [anything(random) for _ in range(60)]
