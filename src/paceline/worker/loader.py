@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from paceline.exceptions import UsageError
 from paceline.worker.client import Grant
+from paceline.worker.rows import Rows, as_read, in_rows
 
 __all__ = ["LeaseSource", "LeasedLoader", "StreamLoader", "data_facts", "lease_loader"]
 
@@ -293,16 +294,19 @@ def _length(batch: Any) -> int:
 
 def _rebuilt(loader: DataLoader[Any], batches: BatchSampler) -> DataLoader[Any]:
     """The same DataLoader with other batches."""
+    dataset, collate = loader.dataset, loader.collate_fn
+    if in_rows(loader):
+        dataset, collate = Rows(dataset), as_read
     more: dict[str, Any] = {}
     if loader.num_workers > 0:
         more["prefetch_factor"] = loader.prefetch_factor
         more["persistent_workers"] = loader.persistent_workers
         more["multiprocessing_context"] = loader.multiprocessing_context
     return DataLoader(
-        loader.dataset,
+        dataset,
         batch_sampler=batches,
         num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
+        collate_fn=collate,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
