@@ -16,7 +16,7 @@
 * `group_stepping.py` GroupStepper: what a worker in a group does at optimizer.step().
 * `optimizer.py` makes the user's optimizer exchange instead of update.
 * `loader.py`    LeasedLoader and StreamLoader: the user's DataLoader, fed by leases.
-* `rows.py`      Rows: whole batches of a data set that is tensors in memory.
+* `whole_batches.py` WholeBatches: of a data set that is tensors in memory, each read at once.
 * `state.py`     a worker's part of a checkpoint: buffers, random state, schedulers.
 * `inspect.py`   runs a script up to prepare() and tells what it would train, for `paceline plan`.
 * `main.py`      runs the user's program in a worker process.

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from paceline.exceptions import UsageError
 from paceline.worker.client import Grant
-from paceline.worker.rows import Rows, as_read, in_rows
+from paceline.worker.whole_batches import WholeBatches, as_read
 
 __all__ = ["LeaseSource", "LeasedLoader", "StreamLoader", "data_facts", "lease_loader"]
 
@@ -294,19 +294,17 @@ def _length(batch: Any) -> int:
 
 def _rebuilt(loader: DataLoader[Any], batches: BatchSampler) -> DataLoader[Any]:
     """The same DataLoader with other batches."""
-    dataset, collate = loader.dataset, loader.collate_fn
-    if in_rows(loader):
-        dataset, collate = Rows(dataset), as_read
+    whole = WholeBatches.of(loader)
     more: dict[str, Any] = {}
     if loader.num_workers > 0:
         more["prefetch_factor"] = loader.prefetch_factor
         more["persistent_workers"] = loader.persistent_workers
         more["multiprocessing_context"] = loader.multiprocessing_context
     return DataLoader(
-        dataset,
+        loader.dataset if whole is None else whole,
         batch_sampler=batches,
         num_workers=loader.num_workers,
-        collate_fn=collate,
+        collate_fn=loader.collate_fn if whole is None else as_read,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

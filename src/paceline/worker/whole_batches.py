@@ -10,28 +10,32 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-__all__ = ["Rows", "as_read", "in_rows"]
+__all__ = ["WholeBatches", "as_read"]
 
 
-def in_rows(loader: DataLoader[Any]) -> bool:
-    """Whether a loader's batches are rows of tensors and nothing else: no code of the user's in between."""
-    dataset = loader.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    plain = loader.num_workers == 0 and loader.collate_fn is default_collate
-    return plain and type(dataset) is TensorDataset
+class WholeBatches(Dataset[Any]):
+    """A TensorDataset, or a part of one, that gives whole batches; its loader collates by `as_read`.
 
+    Args:
+        parts: what `dataset` is of `whole`, the outermost first.
+    """
 
-class Rows(Dataset[Any]):
-    """A TensorDataset, or a part of one, that gives whole batches; its loader collates by `as_read`."""
-
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, parts: Sequence[Subset[Any]], whole: TensorDataset) -> None:
         self._dataset = dataset
-        self._parts: list[Subset[Any]] = []
-        while type(dataset) is Subset:
-            self._parts.append(dataset)
-            dataset = dataset.dataset
-        self._whole: TensorDataset = dataset
+        self._parts = parts
+        self._whole = whole
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> "WholeBatches | None":
+        """Of a loader whose batches are rows of tensors; None where code of the user's may be in between."""
+        whole: Any = loader.dataset
+        parts = []
+        while type(whole) is Subset:
+            parts.append(whole)
+            whole = whole.dataset
+        if loader.num_workers or loader.collate_fn is not default_collate or type(whole) is not TensorDataset:
+            return None
+        return cls(loader.dataset, parts, whole)
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
-from paceline.worker.rows import Rows, as_read, in_rows
+from paceline.worker.whole_batches import WholeBatches, as_read
 
 N = 23
 
@@ -47,8 +47,9 @@ class Weird(torch.Tensor):
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_batches_are_those_of_torch(dataset, batch_size):
     theirs = DataLoader(dataset, batch_size=batch_size)
-    assert in_rows(theirs)
-    ours = DataLoader(Rows(dataset), batch_size=batch_size, collate_fn=as_read)
+    whole = WholeBatches.of(theirs)
+    assert whole is not None
+    ours = DataLoader(whole, batch_size=batch_size, collate_fn=as_read)
     batches = list(theirs)
     assert len(batches) == len(ours)
     for one, other in zip(batches, ours, strict=True):
@@ -60,9 +61,9 @@ def test_batches_are_those_of_torch(dataset, batch_size):
 
 def test_tensors_that_are_exchanged_are_read_from_then_on():
     dataset = tensors()
-    rows = Rows(dataset)
+    whole = WholeBatches.of(DataLoader(dataset))
     dataset.tensors = (torch.arange(N),)
-    assert [t.tolist() for t in rows.__getitems__([4, 2])] == [[4, 2]]
+    assert [t.tolist() for t in whole.__getitems__([4, 2])] == [[4, 2]]
 
 
 @pytest.mark.parametrize("indices", [[], [N], [0.5], [0, True]], ids=str)
@@ -71,7 +72,7 @@ def test_what_is_no_index_does_what_it_did(indices):
     with pytest.raises((IndexError, TypeError, RuntimeError)):
         next(iter(DataLoader(dataset, batch_sampler=[indices])))
     with pytest.raises((IndexError, TypeError, RuntimeError)):
-        Rows(dataset).__getitems__(indices)
+        WholeBatches.of(DataLoader(dataset)).__getitems__(indices)
 
 
 class Own(TensorDataset):
@@ -100,4 +101,4 @@ class Other(Dataset[int]):
     ids=["processes", "collate", "own", "part-of-own", "other"],
 )
 def test_a_users_own_code_is_left_in_place(loader):
-    assert not in_rows(loader)
+    assert WholeBatches.of(loader) is None
