@@ -350,7 +350,7 @@ for (x,) in loader:
         workers=1,
     )
     assert ran.error is not None
-    assert "UsageError: a parameter of shape [10, 4] got a sparse gradient" in ran.error
+    assert "UsageError: parameter 'weight' [10, 4] got a sparse gradient" in ran.error
 
 
 # --- schedulers, precision, modes of a module -------------------------------------------------------

@@ -4,10 +4,12 @@
 * `placement.py` Placement: which servers hold which slices. Pure.
 * `flat.py`      reads a Layout off a torch model, and makes tensor views into flat memory.
 * `state.py`     StateBook: parameters and optimizer state as named pieces, for checkpoints.
+* `fused.py`     torch's fused optimizer kernels, made to take what the plain ones take.
 * `optimizer.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
 """
 
 from paceline.params.flat import bind, bytes_of, describe, dtype_named, flat_view, segment_view, tensor_views
+from paceline.params.fused import use_fused
 from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
 from paceline.params.optimizer import OptimizerSpec, settings_of
 from paceline.params.placement import Placement
@@ -30,4 +32,5 @@ __all__ = [
     "segment_view",
     "settings_of",
     "tensor_views",
+    "use_fused",
 ]

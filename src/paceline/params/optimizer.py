@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.exceptions import FrameError, UsageError
+from paceline.params.fused import allow_late_gradients, takes_fused
 
 __all__ = ["OptimizerSpec", "settings_of"]
 
@@ -119,6 +120,7 @@ class OptimizerSpec:
                 f"optimizer {self.target} refused the settings {passed} of parameter group {group}: {error}"
             ) from error
         optimizer.param_groups[0].update(settings)
+        allow_late_gradients(optimizer)
         return optimizer
 
     def _load(self, allowed: Collection[str]) -> Any:
@@ -165,10 +167,7 @@ class OptimizerSpec:
 
 def _with_fused(kind: type, group: dict[str, Any]) -> dict[str, Any]:
     """Servers use the fused kernel where torch has one, unless the user chose another."""
-    unset = group.get("fused") is None and not group.get("foreach") and not group.get("differentiable")
-    if "fused" in inspect.signature(kind).parameters and unset:
-        return {**group, "fused": True, "foreach": False}
-    return group
+    return {**group, "fused": True, "foreach": False} if takes_fused(kind, group) else group
 
 
 def _tupled(value: Any) -> Any:

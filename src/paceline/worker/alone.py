@@ -5,7 +5,6 @@ bitwise the same result.
 """
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,10 +15,11 @@ from torch.utils.data import DataLoader
 
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import UsageError
+from paceline.params import use_fused
 from paceline.worker.client import Grant
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
 
-__all__ = ["AloneSession", "Prepared", "Session", "offer_no_sync", "use_fused"]
+__all__ = ["AloneSession", "Prepared", "Session", "offer_no_sync"]
 
 
 class Session:
@@ -85,7 +85,7 @@ class AloneSession(Session):
             raise UsageError("prepare() was called twice in one script; prepare everything in one call.")
         got = Prepared(objects)
         self.prepared = True
-        use_fused(got.optimizer)
+        use_fused(got.optimizer)  # as servers do: the results are the same bits
         loader: LeasedLoader | StreamLoader | None = None
         if got.loader is not None:
             facts = data_facts(got.loader)
@@ -93,15 +93,6 @@ class AloneSession(Session):
             loader = lease_loader(got.loader, source, seed=self._seed, rank=0, world_size=1)
         offer_no_sync(got.model)
         return got.give_back(objects, loader)
-
-
-def use_fused(optimizer: torch.optim.Optimizer) -> None:
-    """Servers use torch's fused kernels; alone we do too, so that the results are the same bits."""
-    if "fused" not in inspect.signature(type(optimizer)).parameters:
-        return
-    for group in optimizer.param_groups:
-        if group.get("fused") is None and not group.get("foreach") and not group.get("differentiable"):
-            group.update(fused=True, foreach=False)
 
 
 class _AloneSource:

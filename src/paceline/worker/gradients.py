@@ -27,11 +27,17 @@ class GradientMemory:
 
     Args:
         flats: the same memory in few pieces; without them gradients are always put there one by one.
+        names: of the parameters, for error messages.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor], flats: Sequence[Tensor] = ()
+        self,
+        parameters: Sequence[nn.Parameter],
+        views: Sequence[Tensor],
+        flats: Sequence[Tensor] = (),
+        names: Sequence[str] = (),
     ) -> None:
+        self._names = names or [f"number {i}" for i in range(len(parameters))]
         self._parameters = list(parameters)
         self._views = [view.data for view in views]  # so that each counts its own changes
         self._sums: list[Tensor | None] = [None] * len(self._views)
@@ -60,7 +66,7 @@ class GradientMemory:
             p.register_post_accumulate_grad_hook(self._hook(i))
 
     def _hook(self, i: int) -> Callable[[Tensor], None]:
-        view = self._views[i]
+        view, name = self._views[i], self._names[i]
         zeroed = self._zeroed
 
         def hook(parameter: Tensor) -> None:
@@ -69,7 +75,7 @@ class GradientMemory:
                 assert gradient is not None
                 if gradient.requires_grad:  # create_graph=True: collect() takes the values
                     return
-                check_dense(gradient)
+                check_dense(gradient, name)
                 view.copy_(gradient)
                 parameter.grad = view
             zeroed[i] = False
@@ -103,7 +109,7 @@ class GradientMemory:
                     view.zero_()
                     self._zeroed[i] = True
             else:  # there are no hooks, or the script put another tensor there
-                absent[i] = check_dense(gradient).detach()
+                absent[i] = check_dense(gradient, self._names[i]).detach()
                 self._zeroed[i] = False
         if absent:
             torch._foreach_copy_([self._views[i] for i in absent], [*absent.values()])
@@ -136,11 +142,11 @@ def _all_finite(sums: list[Tensor]) -> bool:
     return math.isfinite(torch.stack(sums).sum().item())
 
 
-def check_dense(gradient: Tensor) -> Tensor:
+def check_dense(gradient: Tensor, name: str) -> Tensor:
     """The gradient itself; UsageError if it is sparse."""
     if gradient.layout != torch.strided:
         raise UsageError(
-            f"a parameter of shape {list(gradient.shape)} got a sparse gradient, and the parameter space is "
-            "dense: build its layer with sparse=False."
+            f"parameter {name!r} {list(gradient.shape)} got a sparse gradient, and pushes are dense: "
+            "build its layer with sparse=False."
         )
     return gradient

@@ -107,7 +107,9 @@ class GroupStepper(Stepper):
             self._inner = make_stepper(mode.inner, layout, memory, parameters, optimizer, local_step)
         views = tensor_views(mine.gradient, layout)
         self.gradients = (
-            self._inner.gradients if isinstance(self._inner, Gradients) else GradientMemory(parameters, views)
+            self._inner.gradients
+            if isinstance(self._inner, Gradients)
+            else GradientMemory(parameters, views, names=[t.name for t in layout.tensors])
         )
 
     def _step(self) -> Iterator[Request]:

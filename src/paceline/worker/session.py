@@ -26,9 +26,10 @@ from paceline.params import (
     bind,
     settings_of,
     tensor_views,
+    use_fused,
 )
 from paceline.worker.account import Account
-from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync, use_fused
+from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync
 from paceline.worker.client import Client, Grant
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
 from paceline.worker.free import FreeExchange

@@ -165,7 +165,9 @@ class Gradients(Stepper):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         views = tensor_views(self.memory.slot, self._layout)
-        self.gradients = GradientMemory(self._parameters, views, self._slot)
+        self.gradients = GradientMemory(
+            self._parameters, views, self._slot, [t.name for t in self._layout.tensors]
+        )
 
     def overwritten(self) -> None:
         """The slot held parameters meanwhile."""
@@ -188,6 +190,7 @@ class Sums(Stepper):
         super().__init__(*args)
         views = tensor_views(self.memory.slot, self._layout)
         self._sums = {id(p): view for p, view in zip(self._parameters, views, strict=True)}
+        self._names = {id(p): t.name for p, t in zip(self._parameters, self._layout.tensors, strict=True)}
         self._behind = 0
 
     @torch.no_grad()
@@ -196,7 +199,7 @@ class Sums(Stepper):
             trained = [p for p in group["params"] if p.grad is not None and id(p) in self._sums]
             if not trained:
                 continue
-            gradients = [check_dense(p.grad) for p in trained]
+            gradients = [check_dense(p.grad, self._names[id(p)]) for p in trained]
             sign = -1.0 if group.get("maximize") else 1.0
             torch._foreach_add_([self._sums[id(p)] for p in trained], gradients)
             torch._foreach_add_(trained, gradients, alpha=-sign * float(group["lr"]))
