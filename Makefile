@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2 --dist worksteal
 BENCHMARKS ?= exchange overhead startup
 RESULTS := benchmarks/results
+SEEDS ?= 0-1999
 
 # The first interpreter that is new enough and can make a virtual environment.
 FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do \
@@ -18,7 +19,7 @@ FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do 
 	&& { echo "$$p"; break; }; done || true
 export PYTHON
 
-.PHONY: help setup demo test check bench chaos browser slow clean
+.PHONY: help setup demo test check bench chaos soak browser slow clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' Makefile
@@ -47,6 +48,9 @@ bench: $(VENV)/.bench ## compare with the peers (quick; FULL=1 for the figures i
 chaos: $(VENV)/.dev ## tests that kill, stop and starve real processes, then the fault matrix (FULL=1: its whole length)
 	$(BIN)/python -m pytest -m chaos
 	$(BIN)/python -m benchmarks.chaos $(if $(FULL),,--quick --minutes 0.5)
+
+soak: $(VENV)/.dev ## 2,000 random histories of faults, for a night (SEEDS=0-1999)
+	$(BIN)/python -m tests.histories --seeds $(SEEDS)
 
 browser: $(VENV)/.dev ## the report in headless Chromium; installs Debian's if there is none; pictures in artifacts/
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null \
