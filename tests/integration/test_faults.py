@@ -414,6 +414,64 @@ def test_a_killed_member_sends_its_group_back(run):
         assert torch.equal(ran.model[name], value), name
 
 
+def test_a_worker_killed_after_the_run_went_back_is_replaced_though_that_checkpoint_is_pruned(run, tmp_path):
+    """What a replacement starts from is the run as it is, not the checkpoint that it once went back to."""
+    source = """
+import time
+def slowly(step):
+    time.sleep(0.02)
+objects = prepared()
+model, optimizer, loader = objects
+for epoch, batches in until_enough(loader):
+    train((model, optimizer, batches), epochs=1, at_step=slowly)
+"""
+    seen = {"back_to": "", "killed": []}
+
+    def watch(status, lines, engine):
+        went = [m for m in status.messages if "went back" in m]
+        if status.state != "running":
+            return
+        if not seen["killed"] and status.checkpoints and status.version > 10:
+            seen["killed"].append("server:1")
+            os.kill(engine.pids()["server:1"], signal.SIGKILL)
+        elif went and not seen["back_to"]:
+            (seen["back_to"],) = re.findall(r"(version-\d+)", went[0])
+        elif seen["back_to"] and seen["back_to"] not in status.checkpoints and len(seen["killed"]) == 1:
+            seen["killed"].append("worker:2")
+            os.kill(engine.pids()["worker:2"], signal.SIGKILL)
+        elif status.restarts and status.workers[2].clock:
+            (tmp_path / "run0" / "enough").touch()
+
+    job = {"workers": 3, "servers": 2, "mode": "asp", "threads": 1, "keep_checkpoints": 1}
+    ran = run(TOOLS + source, checkpoint_every=4, watch=watch, **job)
+    assert ran.error is None and ran.status.state == "succeeded"
+    assert seen["killed"] == ["server:1", "worker:2"] and ran.status.restarts == 1
+    said = next(m for m in ran.status.messages if "went back" in m)
+    updates, samples = re.findall(r"([\d,]+) updates \(([\d,]+) samples\) are lost", said)[0]
+    assert int(samples.replace(",", "")) == 4 * int(updates.replace(",", "")), "each update has 4 samples"
+
+
+@pytest.mark.parametrize(("workers", "every"), [(1, 0), (2, 0), (2, 3)])
+def test_a_replaced_worker_gets_the_newest_buffers_of_the_run(run, workers, every):
+    """Not those that the run began with: what it has not to train any more is exported with them."""
+    source = """
+model = nn.Sequential(nn.BatchNorm1d(4, momentum=0.5), nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(400, 4, generator=torch.Generator().manual_seed(1)) * 3 + 7
+loader = DataLoader(TensorDataset(x, torch.arange(400) % 2), batch_size=4)
+objects = paceline.prepare(model, optimizer, loader)
+if current_session()._client.incarnation:
+    result([model[0].num_batches_tracked.item(), model[0].running_mean.tolist()])
+train(objects, epochs=1, at_step=lambda step: die() if RANK == 0 and step == 20 else None)
+"""
+    ran = run(TOOLS + source, workers=workers, mode="asp", threads=1, checkpoint_every=every)
+    assert_died(ran)
+    assert ran.error is None
+    batches, mean = ran.results()[0]
+    assert batches > 0
+    assert all(value > 1 for value in mean), mean
+
+
 # --- the controller ---------------------------------------------------------------------------------
 
 KILLS_FROM_WITHIN = (

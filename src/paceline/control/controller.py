@@ -502,7 +502,9 @@ class Controller(Steering):
         role, _, number = name.partition(":")
         rank = int(number)
         if self._last_words is not None:
-            self.status.version = max(self.status.version, int(frame.body.get("version", 0)))
+            for known in ("version", "samples"):
+                newest = max(getattr(self.status, known), int(frame.body.get(known, 0)))
+                setattr(self.status, known, newest)
             if frame.kind in (Kind.ERROR, Kind.BYE):
                 self._last_words.discard(name)
         elif frame.kind is Kind.READY:

@@ -17,7 +17,7 @@ from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, Lin
 from paceline.modes import ModeSpec
 from paceline.params import Layout, OptimizerSpec
 from paceline.ps.peers import MAX_STATE_BYTES
-from paceline.ps.saving import optimizer_state, ran_on_workers, read_blob, worker_state
+from paceline.ps.saving import buffers_of, optimizer_state, ran_on_workers, read_blob, worker_state
 from paceline.storage.checkpoint import Checkpoint
 
 __all__ = ["Adoption", "Offer"]
@@ -127,6 +127,7 @@ class Adoption:
         share: bool,
         writable: bool,
         first: bool,
+        buffers: dict[str, Tensor],
     ) -> None:
         """Tell all who wait what to start from.
 
@@ -135,8 +136,9 @@ class Adoption:
                 write to it for all if it is `writable`.
             facts: more to tell.
             mode: the one that the run is in now.
-            first: training has not begun; who comes later replaces somebody, and where a checkpoint was
-                is not where the run is.
+            first: training has not begun, so a resumed run starts from its checkpoint. A worker that comes
+                later joins the run as it is now, and that checkpoint may have been pruned.
+            buffers: the newest that are known, for workers that come later.
         """
         assert self.model is not None
         waiting, self._waiting = self._waiting, {}
@@ -145,7 +147,7 @@ class Adoption:
                 self._check(rank, offer)
                 resumed = first and self.checkpoint is not None
                 body = {"epoch": epoch, "mode": mode, "resumed": resumed, **facts}
-                blob = save(self._start_of(rank))
+                blob = save(self._start_of(rank) if first else _contiguous({**self.extras, **buffers}))
                 if offer.connection.local and share:
                     fd = os.dup(region.fd) if writable else region.read_only_fd()
                     with os.fdopen(fd, "rb", buffering=0):
@@ -173,14 +175,14 @@ class Adoption:
             first = worker_state(self.checkpoint, 0)  # it has the frozen parameters
             shared = mine or first
             for saved in (first, shared):
-                start.update({k[7:]: v for k, v in saved.items() if k.startswith("buffer:")})
+                start.update(buffers_of(saved))
             own = ("rng:", "inner:", "stepper:", "encoder:")
             start.update({k: v for k, v in mine.items() if k.startswith(own)})
             if self._mode.serverless or ran_on_workers(self.checkpoint):
                 state = optimizer_state(self.checkpoint)  # one for all, wherever it was
                 start.update({f"inner:{k}": v for k, v in state.items()})
             start.update({k: v for k, v in shared.items() if k.startswith("user:")})
-        return {k: v.contiguous() for k, v in start.items()}
+        return _contiguous(start)
 
     def _saved(self, name: str) -> dict[str, Tensor]:
         assert self.checkpoint is not None
@@ -204,3 +206,7 @@ class Adoption:
         target = self.checkpoint.meta["optimizer"]["target"]
         if target != offer.spec.target:
             raise CheckpointError(f"{name} was trained with {target}, the script has {offer.spec.target}.")
+
+
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}

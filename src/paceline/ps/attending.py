@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from paceline.params import StateBook
 from paceline.ps.config import ServerConfig
 from paceline.ps.executing import Executing, Pushed
 from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
-from paceline.ps.saving import read_blob
+from paceline.ps.saving import buffers_of, read_blob
 from paceline.ps.standby import Standby
 
 __all__ = ["Attending", "rank_of", "saved_part"]
@@ -44,6 +44,8 @@ class Attending(Executing):
         self._standby: Standby | None = None
         self._answered_before: dict[int, int] = {}
         """Of each worker the last request that was answered before we were in the order."""
+        self._buffers: dict[str, Tensor] = {}
+        """The newest buffers (BatchNorm statistics, …) that any worker sent; empty before the first."""
 
     def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
         """What workers send."""
@@ -254,8 +256,13 @@ class Attending(Executing):
 
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
         name, tensors = saved_part(connection, frame)
-        if self._standby is not None:
+        self._hear_buffers(tensors)
+        if self._standby is not None and "buffers" not in frame.body:
             self._standby.states[name] = tensors
+
+    def _hear_buffers(self, part: Mapping[str, Tensor]) -> None:
+        """Keep the buffers of a worker's part of a checkpoint, which may be nothing else."""
+        self._buffers.update(buffers_of(part))
 
     def _on_sends(self, connection: Connection, frame: Frame) -> None:
         """For those who read payloads; in shared memory we see all of it."""

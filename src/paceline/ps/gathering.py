@@ -52,6 +52,9 @@ class Gathering(Ordering):
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
         rank = rank_of(connection)
         name, tensors = saved_part(connection, frame)
+        self._hear_buffers(tensors)
+        if "buffers" in frame.body:
+            return
         self._states[name] = tensors
         self._cuts[rank] = field(frame.body, "cut", int, 0)
         if self._saver is None or rank not in self._saver.waits_for:

@@ -41,7 +41,7 @@ from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
 from paceline.ps.saving import state_book, worker_state
 from paceline.ps.server import TICK_S, Server
-from paceline.storage.checkpoint import Checkpoint, load
+from paceline.storage.checkpoint import load
 
 __all__ = ["LeadServer", "serve"]
 
@@ -191,7 +191,7 @@ class LeadServer(Placing):
         self._hub.handler = self
         self._watch_controller()
         self._worker_handlers = self._handlers()
-        adoption = Adoption(_still_there(standby.model["checkpoint"]), self.mode)
+        adoption = Adoption(None, self.mode)  # training goes on: nobody starts from a checkpoint any more
         adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
         self._begin_leading(standby.lead, adoption)
         self._adopting = set()
@@ -292,6 +292,7 @@ class LeadServer(Placing):
             for rank in range(self.config.workers):
                 if kept := worker_state(saved, rank):
                     self._states[f"worker-{rank}.safetensors"] = kept
+                    self._hear_buffers(kept)
         self._adopting = set(self._followers)
         for rank, link in self._followers.items():
             self._hand_over(rank, link, None if saved is None else str(saved.path))
@@ -320,6 +321,7 @@ class LeadServer(Placing):
             share=self.mode.in_place or self.mode.needs_memory or self.mode.switchable,
             mode=str(self.mode),
             first=self._gate is not None,
+            buffers=self._buffers,
         )
 
     # --- workers ----------------------------------------------------------------------------------
@@ -516,6 +518,7 @@ class LeadServer(Placing):
 
     def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
         body = super()._admit_body(worker, version)
+        body["samples"] = self._lead.totals.samples
         self._owed.discard(worker)
         self._released(worker, body)
         self._flag(worker, body)
@@ -636,11 +639,3 @@ def serve(config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
     server: Server = kind(config, secret, controller)
     while server.run():
         server = LeadServer.succeeding(server)
-
-
-def _still_there(path: str | None) -> Checkpoint | None:
-    """The checkpoint that a run began from, unless newer ones have taken its place."""
-    try:
-        return None if path is None else load(Path(path))
-    except CheckpointError:
-        return None

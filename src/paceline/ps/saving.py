@@ -9,7 +9,7 @@ Files: server-K.safetensors (parameters and optimizer state, StateBook's keys), 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, 
 
 __all__ = [
     "Saver",
+    "buffers_of",
     "model_state",
     "optimizer_state",
     "ran_on_workers",
@@ -172,6 +173,11 @@ def worker_state(checkpoint: Checkpoint, worker: int) -> dict[str, Tensor]:
     return checkpoint.tensors(name) if name in checkpoint.files else {}
 
 
+def buffers_of(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers in a worker's part of a checkpoint, by their names in the model."""
+    return {k[7:]: v for k, v in part.items() if k.startswith("buffer:")}
+
+
 def model_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The model as a plain state_dict: parameters, frozen parameters, and buffers of the lowest rank.
 
@@ -186,7 +192,7 @@ def model_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
     saved = sorted(int(n[7:-12]) for n in checkpoint.files if n.startswith("worker-"))
     if saved:
         mine = worker_state(checkpoint, saved[0])
-        found.update({k[7:]: v for k, v in mine.items() if k.startswith("buffer:")})
+        found.update(buffers_of(mine))
     for name, shape, stride, _, _, _ in layout["tensors"]:
         count = 1
         for n in shape:

@@ -31,7 +31,7 @@ from paceline.observe.phases import PHASES
 from paceline.params import Layout, OptimizerSpec, Placement, bytes_of, flat_view
 from paceline.ps.attending import Attending, rank_of
 from paceline.ps.config import ServerConfig, new_lead
-from paceline.ps.saving import read_blob, state_book
+from paceline.ps.saving import read_blob, state_book, worker_state
 from paceline.ps.standby import Standby, lead_from_json
 from paceline.storage.checkpoint import load
 
@@ -270,6 +270,8 @@ class Server(Attending):
         checkpoint = load(Path(body["checkpoint"])) if body["checkpoint"] else None
         if checkpoint is not None:
             self._shard.restore(state_book(checkpoint), vectors=self.mode.by_epoch)
+            for rank in range(self.config.workers):
+                self._hear_buffers(worker_state(checkpoint, rank))
         if self.config.replicas:
             lead = new_lead(self.config, body["data"], checkpoint)
             self._standby = Standby(lead, body, read_blob(bytes(extras), "the run's buffers"))

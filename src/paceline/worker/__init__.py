@@ -17,6 +17,7 @@
 * `optimizer.py` makes the user's optimizer exchange instead of update.
 * `loader.py`    LeasedLoader and StreamLoader: the user's DataLoader, fed by leases.
 * `whole_batches.py` WholeBatches: of a data set that is tensors in memory, each read at once.
+* `buffers.py`   BufferSchedule: when a worker sends its buffers, for those that join later.
 * `state.py`     a worker's part of a checkpoint: buffers, random state, schedulers.
 * `inspect.py`   runs a script up to prepare() and tells what it would train, for `paceline plan`.
 * `main.py`      runs the user's program in a worker process.

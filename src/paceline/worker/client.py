@@ -232,6 +232,7 @@ class Client(Links):
         reply = self._take_parameters(connection, Kind.ADMIT)
         if connection is not self._lead:
             return
+        self.last_admit = reply
         if fetch or self.mode.payload == "none":  # which reads the newest anyway
             self.version = field(reply, "version", int)
         self.cut_next = "cut" in reply
@@ -410,12 +411,19 @@ class Client(Links):
         if self._lost:  # the others have it
             self._regroup(fetch=False)
 
-    def save(self, tensors: dict[str, Tensor], cut: int = 0) -> None:
-        """Send this worker's part of a checkpoint (of version `cut`, if that is known)."""
+    def save(self, tensors: dict[str, Tensor], cut: int = 0, *, buffers: bool = False) -> None:
+        """Send this worker's part of a checkpoint (of version `cut`, if that is known).
+
+        Args:
+            buffers: these are the present buffers alone, for workers that join; no part of a checkpoint.
+        """
         blob = memoryview(_blob(tensors))
+        body: dict[str, Any] = {"cut": cut} if cut else {}
+        if buffers:
+            body["buffers"] = True
         for connection in self._links if self._replicated else [self._lead]:
             with self._losing(connection):
-                self._send(connection, Kind.SAVED, {"cut": cut} if cut else {}, [blob])
+                self._send(connection, Kind.SAVED, body, [blob])
 
     def bye(self) -> None:
         """Leave in order: the script has ended, or the run wanted it so."""

@@ -77,6 +77,8 @@ class Links:
         self._rest: Callable[[], object] = no_rest
         """Called before this worker waits for servers."""
         self.version = 0
+        self.last_admit: dict[str, Any] = {}
+        """The lead's last answer to a push: how far the run is (`version`, `samples`)."""
         self.sequence = 0
         self.wait_s = 0.0
         """Seconds in which this worker had nothing to do but wait for servers."""

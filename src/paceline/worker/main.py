@@ -6,9 +6,10 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -152,7 +153,7 @@ def run_worker(
     except SystemExit as error:
         return _exited(error, session, config, controller)
     except BaseException as error:
-        _report(controller, error, session.version() if session.prepared else 0)
+        _report(controller, error, session.progress())
         return 1
     finally:
         spans.close()
@@ -177,7 +178,7 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
             session.finish()
             controller.say_last(Kind.BYE)
         except PacelineError as failure:
-            _report(controller, failure, session.version())
+            _report(controller, failure, session.progress())
             return 1
         return 0
     if code == 0:
@@ -189,11 +190,13 @@ def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, contro
     return code or 1
 
 
-def _report(controller: LastingLink, error: BaseException, version: int = 0) -> None:
+def _report(
+    controller: LastingLink, error: BaseException, progress: Mapping[str, int] = MappingProxyType({})
+) -> None:
     """Tell the controller what ended this worker.
 
     Args:
-        version: of the parameters that it read last: if a server died, some of what was applied is lost.
+        progress: how far the run was: if a server died, some of what was applied is lost.
     """
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError, ValueError):  # a full disk, a script that closed it
@@ -206,7 +209,7 @@ def _report(controller: LastingLink, error: BaseException, version: int = 0) -> 
         # Our own errors say what to do; a traceback of our insides would bury it.
         "traceback": "" if ours else _users_part(error)[-16000:],
         "secondary": isinstance(error, LinkError),
-        "version": version,
+        **progress,
     }
     with contextlib.suppress(LinkError):
         controller.say_last(Kind.ERROR, body)

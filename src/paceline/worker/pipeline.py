@@ -417,7 +417,7 @@ class PipelinedClient(Client):
             if at == 0:
                 self._begun += 1
                 self._lead_at = time.monotonic()
-                self._blamed = frame.body
+                self._blamed = self.last_admit = frame.body
                 self._hear(frame.body)
                 self._changed.notify_all()
         if brings:

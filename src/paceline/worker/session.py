@@ -30,6 +30,7 @@ from paceline.params import (
 )
 from paceline.worker.account import Account
 from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync
+from paceline.worker.buffers import BufferSchedule
 from paceline.worker.client import Client, Grant
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
 from paceline.worker.free import FreeExchange
@@ -113,6 +114,7 @@ class RunSession(Session):
         # The workers that this one all-reduces with, if the mode has groups.
         self._group_links = group
         self._group: Group | None = None
+        self._buffers: BufferSchedule | None = None
         self._owes_save = self._relays_save = False
         self._cut = 0
         self._resume: dict[str, Tensor] = {}
@@ -174,6 +176,8 @@ class RunSession(Session):
                 self.assign()
 
         got.model.register_load_state_dict_post_hook(loaded)
+        if self._group is None:  # without one of its members a group goes back to a checkpoint
+            self._buffers = BufferSchedule(got.model, self._trained, workers=self.world_size)
         self.prepared = True
         if self._spans.on:
             watch_forward(got.model, self._lane)
@@ -332,6 +336,8 @@ class RunSession(Session):
         if self._reporter.due:
             self._report()
             self._untouched.check_pages(self._client.private_pages())
+        if self._buffers is not None and self._buffers.due:
+            self._send_buffers(self._buffers)
         self._spans.begin_step(self._clock)
         protection.begin_step(self._clock)
         if self._client.leave_due:
@@ -669,6 +675,21 @@ class RunSession(Session):
         with self._link:
             self._client.save(part, cut)
         self._lane.enter(phase)
+
+    def _send_buffers(self, buffers: BufferSchedule) -> None:
+        """Let the run know the model's buffers, in case that this worker dies."""
+        phase = self._lane.enter(Phase.CHECKPOINT)
+        with self._link:
+            self._client.save(buffers.collect(), buffers=True)
+        buffers.sent()
+        self._lane.enter(phase)
+
+    def progress(self) -> dict[str, int]:
+        """How far the run is, as this worker knows: updates and samples applied."""
+        if not self.prepared:
+            return {}
+        known = {"version": self.version(), **self._client.last_admit}
+        return {name: int(known[name]) for name in ("version", "samples") if name in known}
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
