@@ -187,5 +187,20 @@ def test_parameters_over_one_memory_are_refused_but_neighbours_are_not() -> None
     model.a, model.b = nn.Parameter(buffer[:6]), nn.Parameter(buffer[6:])
     describe(model, sgd(model))
     model.c = nn.Parameter(model.a.data)
-    with pytest.raises(UsageError, match="parameters 'a' and 'c' share memory .* same Parameter"):
+    with pytest.raises(UsageError, match="'a' and 'c' share memory .* same Parameter"):
         describe(model, sgd(model))
+
+
+def test_frozen_parameters_and_buffers_may_share_memory_but_not_with_a_trained_one() -> None:
+    model = nn.Module()
+    model.a = nn.Parameter(torch.randn(6))
+    model.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
+    model.register_buffer("table", model.frozen.data)
+    model.register_buffer("window", model.table[2:4])
+    model.register_buffer("wide", model.table[:1].expand(9))
+    describe(model, sgd(model))
+    for name, twin in (("ahead", model.a.data[:2]), ("behind", model.a.data[5:])):
+        model.register_buffer(name, twin)
+        with pytest.raises(UsageError, match=f"'(a' and '{name}|{name}' and 'a)' share memory"):
+            describe(model, torch.optim.SGD([model.a]))
+        delattr(model, name)

@@ -13,7 +13,7 @@ from paceline.params.fused import use_fused
 from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
 from paceline.params.optimizer import OptimizerSpec, settings_of
 from paceline.params.placement import Placement
-from paceline.params.state import StateBook
+from paceline.params.state import StateBook, apart
 
 __all__ = [
     "Layout",
@@ -23,6 +23,7 @@ __all__ = [
     "Slice",
     "StateBook",
     "TensorInfo",
+    "apart",
     "bind",
     "bytes_of",
     "describe",

@@ -31,7 +31,7 @@ def describe(
 
     Raises:
         UsageError: a parameter of the optimizer is not in the model, is on another device than the
-            rest, is empty, sparse, of a dtype that cannot be trained, or shares memory with another.
+            rest, is empty, sparse, of a dtype that cannot be trained, or shares memory with another tensor.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     groups: dict[int, int] = {}
@@ -71,7 +71,7 @@ def describe(
     devices = {p.device for p in parameters.values()}
     if len(devices) > 1:
         raise UsageError(f"the model's parameters are on several devices: {sorted(map(str, devices))}.")
-    _check_apart(parameters)
+    _check_apart(model, parameters)
     aliases = [
         (alias, names[id(p)])
         for alias, p in model.named_parameters(remove_duplicate=False)
@@ -81,19 +81,39 @@ def describe(
     return layout, [parameters[t.name] for t in layout.tensors]
 
 
-def _check_apart(parameters: dict[str, nn.Parameter]) -> None:
-    """Two parameters over one memory would silently part ways when they are laid out."""
-    end, before = 0, ""
-    real = [item for item in parameters.items() if not item[1].is_meta]
-    for name, p in sorted(real, key=lambda item: item[1].data_ptr()):
-        first = p.data_ptr()
-        if first < end:
+def _check_apart(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse trained parameters that share memory with another tensor of the model.
+
+    They would silently part ways when they are laid out. Frozen parameters and buffers stay where they are
+    and may share memory among themselves.
+    """
+    trained = {id(p) for p in parameters.values()}
+    others = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    extents = [(*_extent(p), name, True) for name, p in parameters.items() if not p.is_meta]
+    extents += [
+        (*_extent(t), name, False)
+        for name, t in others
+        if id(t) not in trained and t.layout == torch.strided and not t.is_meta and t.numel()
+    ]
+    # The furthest end so far, of trained ones and of any.
+    reach: dict[bool, tuple[int, str]] = {True: (0, ""), False: (0, "")}
+    for first, end, name, is_trained in sorted(extents):
+        shared = [
+            twin for stop, twin in (reach[True], *([reach[False]] if is_trained else [])) if first < stop
+        ]
+        if shared:
             raise UsageError(
-                f"parameters {before!r} and {name!r} share memory but are two Parameters. To tie them, "
-                "assign the very same Parameter to both."
+                f"{shared[0]!r} and {name!r} share memory but are two tensors, and at least one of them is "
+                "trained. To tie parameters, assign the very same Parameter to both."
             )
-        reach = sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))
-        end, before = first + (1 + reach) * p.element_size(), name
+        reach[is_trained] = max(reach[is_trained], (end, name))
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First byte in memory and one past the last."""
+    first = tensor.data_ptr()
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (1 + last) * tensor.element_size()
 
 
 def _dense_stride(p: Tensor) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.exceptions import CheckpointError
 
-__all__ = ["StateBook"]
+__all__ = ["StateBook", "apart"]
 
 
 class StateBook:
@@ -63,3 +63,14 @@ class StateBook:
         if end < stop or not found:
             return None
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors in memory of their own: where several share some, all but the first are copies."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found

@@ -23,7 +23,7 @@ from paceline.comm.frames import field
 from paceline.exceptions import LinkError
 from paceline.modes import parse_mode
 from paceline.observe.phases import Phase
-from paceline.params import Layout, OptimizerSpec, bytes_of, flat_view
+from paceline.params import Layout, OptimizerSpec, apart, bytes_of, flat_view
 from paceline.worker.encoding import Differences, Encoders
 from paceline.worker.links import RESIDUAL_S, Links
 from paceline.worker.openmp import make_rest
@@ -436,4 +436,5 @@ class Client(Links):
 
 
 def _blob(tensors: dict[str, Tensor]) -> bytes:
-    return save({k: v.contiguous() for k, v in tensors.items()}) if tensors else b""
+    """Tensors in safetensors' format. Tensors that share memory (tied weights, say) are sent one by one."""
+    return save(apart({k: v.contiguous() for k, v in tensors.items()})) if tensors else b""

@@ -173,6 +173,7 @@ class RunSession(Session):
 
         def loaded(module: nn.Module, keys: Any) -> None:
             if module is got.model:  # and not a copy of it (an average, say)
+                self._untouched.check_loaded()
                 self.assign()
 
         got.model.register_load_state_dict_post_hook(loaded)

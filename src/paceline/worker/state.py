@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.exceptions import UsageError
 from paceline.params import settings_of
 
 __all__ = [
@@ -33,12 +34,23 @@ OWN_PARTS = ("rng:", "user:", "inner:", "stepper:", "encoder:")
 
 
 def extras_of(model: nn.Module, trained: set[str]) -> dict[str, Tensor]:
-    """What of the model's state_dict is not trained: frozen parameters and buffers."""
-    return {
-        name: value.detach().cpu()
-        for name, value in model.state_dict(keep_vars=True).items()
-        if isinstance(value, Tensor) and name not in trained
-    }
+    """What of the model's state_dict is not trained: frozen parameters and buffers.
+
+    Raises:
+        UsageError: one of them has no place in a checkpoint.
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor) and name not in trained:
+            if value.layout != torch.strided or value.is_quantized or value.dtype == torch.complex128:
+                kind = str(value.dtype if value.layout == torch.strided else value.layout)
+                raise UsageError(
+                    f"buffer {name!r} ({kind}) cannot be kept in a "
+                    "checkpoint, which holds dense tensors of real numbers or complex64. Register it with "
+                    "persistent=False: then it stays every worker's own."
+                )
+            found[name] = value.detach().cpu()
+    return found
 
 
 def load_extras(model: nn.Module, tensors: dict[str, Tensor], trained: set[str]) -> None:
@@ -47,7 +59,15 @@ def load_extras(model: nn.Module, tensors: dict[str, Tensor], trained: set[str])
     with torch.no_grad():
         for name, value in tensors.items():
             if name in mine and name not in trained:
-                mine[name].copy_(value)
+                _overwrite(mine[name], value)
+
+
+def _overwrite(tensor: Tensor, value: Tensor) -> None:
+    """Copy values in. Of an expanded tensor, whose elements share memory, each place is written once."""
+    for d, (n, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if n > 1 and stride == 0:
+            tensor, value = tensor.narrow(d, 0, 1), value.narrow(d, 0, 1)
+    tensor.copy_(value)
 
 
 def capture(
@@ -65,7 +85,8 @@ def capture(
         epoch: the one it has begun last.
         with_frozen: frozen parameters too; they are the same on all workers, so one of them is enough.
     """
-    left_out = trained if with_frozen else trained | {name for name, _ in model.named_parameters()}
+    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - trained
+    left_out = trained if with_frozen else trained | frozen
     found = {f"buffer:{name}": value.clone() for name, value in extras_of(model, left_out).items()}
     found["rng:epoch"] = torch.tensor(epoch)
     found["rng:torch"] = torch.get_rng_state()

@@ -30,7 +30,7 @@ class Untouched:
         parameters: Sequence[nn.Parameter],
         names: Sequence[str],
     ) -> None:
-        self._parameters, self._names = parameters, names
+        self._model, self._parameters, self._names = model, parameters, names
         given = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) in given and not p.requires_grad]
         self.accept()
@@ -47,6 +47,17 @@ class Untouched:
         pairs = zip(self._names, seen, self._seen, strict=True)
         changed = next(name for name, now, before in pairs if now != before)
         raise UsageError(f"parameter {changed!r} was changed after prepare(). {_ADVICE}")
+
+    def check_loaded(self) -> None:
+        """UsageError if the model has other parameter objects than it was prepared with."""
+        present = {id(p) for p in self._model.parameters()}
+        for name, p in zip(self._names, self._parameters, strict=True):
+            if id(p) not in present:
+                raise UsageError(
+                    f"parameter {name!r} was replaced by another object after prepare(), so the servers and "
+                    "the optimizer do not know it. Call load_state_dict() without assign=True, or before "
+                    "prepare()."
+                )
 
     def check_frozen(self) -> None:
         """UsageError if one that was not to be trained got a gradient."""
