@@ -7,6 +7,7 @@ PacelineError
 ├── LinkError                      a connection between roles failed
 │   ├── AuthError                  the other side does not know the run's secret
 │   └── FrameError                 what arrived is not the protocol
+├── MessageError                   this role made a message that no role would accept; the link is fine
 ├── LayoutMismatch                 a worker's model is not the run's model
 ├── DeadlineError                  somebody was waited for too long
 ├── RoleFailed                     a role ended in error; carries its name and traceback
@@ -22,6 +23,7 @@ __all__ = [
     "FrameError",
     "LayoutMismatch",
     "LinkError",
+    "MessageError",
     "PacelineError",
     "PlanError",
     "RoleFailed",
@@ -56,6 +58,11 @@ class AuthError(LinkError):
 
 class FrameError(LinkError):
     """What arrived on a link is not the protocol."""
+
+
+class MessageError(PacelineError):
+    """A message that cannot be sent: too large for its kind, or not JSON. Nothing of it was sent, and sending
+    it again over another socket would not help."""
 
 
 class LayoutMismatch(PacelineError):

@@ -266,6 +266,29 @@ train(prepared(), epochs=itertools.count(), at_step=fate)
     assert "Traceback" in ran.log("worker", 1)
 
 
+@pytest.mark.parametrize("where", ["worker", "server"])
+def test_an_error_with_a_huge_text_is_reported_with_its_beginning_and_its_end(run, tmp_path, where):
+    """It used to be larger than a frame may be, and so to cause one reconnection after the other."""
+    text = '"begins here " + 1_000_000 * chr(8364) + " ends here"'
+    (tmp_path / "loud.py").write_text(
+        "from torch.optim import SGD\n\nclass Loud(SGD):\n def step(self, closure=None):\n"
+        f"  raise ValueError({text})\n"
+    )
+    source = f"""
+from loud import Loud
+model = nn.Linear(4, 2)
+data = TensorDataset(torch.randn(8, 4), torch.arange(8) % 2)
+if {where == "worker"}:
+    raise ValueError({text})
+train(paceline.prepare(model, Loud(model.parameters(), lr=0.1), DataLoader(data, batch_size=4)))
+"""
+    ran = run(TOOLS + source, workers=1, optimizers=["loud:Loud"])
+    assert ran.error.startswith(f"{where}:0: ValueError: begins here ")
+    assert "characters left out ...]" in ran.error
+    assert ran.error.rstrip().endswith(" ends here")
+    assert len(ran.error) < 50_000
+
+
 def test_an_error_in_a_server_is_shown_with_its_traceback(run, tmp_path):
     """A user's own optimizer runs in the servers: what it raises there is the user's to see."""
     (tmp_path / "sad.py").write_text(

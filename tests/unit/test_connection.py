@@ -3,6 +3,7 @@
 import array
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -346,3 +347,72 @@ def test_an_emulated_link_is_a_tcp_link_that_takes_its_time() -> None:
             assert time.monotonic() - started >= 0.04
         finally:
             connection.close()
+
+
+def test_frames_that_two_threads_send_at_once_leave_one_after_the_other() -> None:
+    """As a server does: its main thread grants leases while the link's own thread answers a probe."""
+    count = 300
+    with linked("tcp") as (a, b):
+        a.keep()
+
+        def send(kind: Kind) -> None:
+            for i in range(count):
+                a.send(kind, {"i": i} if kind is Kind.GRANT else {})
+
+        threads = [threading.Thread(target=send, args=(kind,)) for kind in (Kind.GRANT, Kind.PROBE)]
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            got = [b.receive() for _ in range(2 * count)]
+        finally:
+            sys.setswitchinterval(before)
+            for thread in threads:
+                thread.join(PATIENCE_S)
+        assert [frame.body["i"] for frame in got if frame.kind is Kind.GRANT] == list(range(count))
+        assert b.received == count  # probes do not count: they may be lost
+
+
+def test_a_frame_does_not_get_into_the_payload_of_another_threads_frame() -> None:
+    data = os.urandom(16 << 20)  # more than the sockets hold: its sender waits in the middle
+    with linked("tcp") as (a, b):
+        large = threading.Thread(target=a.send, args=(Kind.PUSH, {}, [memoryview(data)]))
+        small = threading.Thread(target=a.send, args=(Kind.PROBE,))
+        large.start()
+        frame = b.receive()
+        small.start()
+        assert b.read_blob(frame, len(data)) == data
+        assert b.receive().kind is Kind.PROBE
+        large.join(PATIENCE_S)
+        small.join(PATIENCE_S)
+
+
+def test_a_frame_sent_while_another_is_streamed_follows_it_and_keeps_nobody_waiting() -> None:
+    """The main thread sends while the link's thread waits for the main thread's next slice."""
+    pieces = [memoryview(b"first"), memoryview(b"second")]
+
+    def making() -> Iterator[memoryview]:
+        yield pieces[0]
+        sender = threading.Thread(target=a.send, args=(Kind.GRANT, {"n": 1}))
+        sender.start()
+        sender.join(PATIENCE_S)
+        assert not sender.is_alive()
+        yield pieces[1]
+
+    with linked("tcp") as (a, b):
+        a.send_streamed(Kind.ADMIT, {}, making(), pieces)
+        assert b.read_blob(b.receive(), 100) == b"firstsecond"
+        assert b.receive().body == {"n": 1}
+
+
+def test_a_frame_sent_behind_a_stream_that_stops_short_is_not_read_as_its_payload() -> None:
+    def making() -> Iterator[memoryview]:
+        a.send(Kind.GRANT, {"n": 1})
+        yield memoryview(b"first")
+
+    with linked("tcp") as (a, b):
+        with pytest.raises(LinkError, match="ended 200 bytes short"):
+            a.send_streamed(Kind.ADMIT, {}, making(), [memoryview(bytes(205))])
+        with pytest.raises(LinkError, match="closed the link in the middle of a frame"):
+            b.read_blob(b.receive(), 1000)

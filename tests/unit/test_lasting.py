@@ -9,7 +9,7 @@ import pytest
 
 from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener
 from paceline.comm.lasting import LastingLink
-from paceline.exceptions import LinkError
+from paceline.exceptions import LinkError, MessageError
 from tests.links import PATIENCE_S, SECRET
 
 HELLO = {"role": "worker", "rank": 1, "incarnation": 0, "pid": 1}
@@ -111,6 +111,23 @@ def test_last_words_that_a_controller_took_with_it_are_said_to_the_next(controll
     assert second.hears() == (Kind.BYE, {})
     ending.join(PATIENCE_S)
     assert not ending.is_alive()
+    link.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.STATS])
+def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_reconnect(controllers, kind):
+    controller = controllers()
+    link = linked(controller)
+    with pytest.raises(MessageError, match=f"a {kind.name} body of .* is over its limit"):
+        link.send(kind, {"note": "x" * (5 << 20)})
+    link.send(Kind.STATS, {"clock": 1})
+    # The same link goes on: nobody has said hello again, and what was refused is not said either.
+    assert controller.hears() == (Kind.STATS, {"clock": 1})
+    controller.killed()
+    link.send(Kind.STATS, {"clock": 2})  # with this it sees that the controller is gone
+    with pytest.raises(MessageError):
+        link.send(kind, {"note": "x" * (5 << 20)})
+    assert controllers().hears() == (Kind.HELLO, HELLO)
     link.close()
 
 

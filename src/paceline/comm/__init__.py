@@ -5,6 +5,7 @@
 * `tls.py`        TLS under a TCP link, and which role's certificate the other side must have.
 * `certificates.py` makes and reads a run's certificates.
 * `connection.py` Connection: frames over one authenticated socket.
+* `errors.py`     what an ERROR frame says of an exception, and the exception that one stands for.
 * `aside.py`      sending without waiting for the other side to read.
 * `meeting.py`    how roles get one: Address, Listener, connect().
 * `lasting.py`    LastingLink: a role's link to the controller, which may die and be replaced.

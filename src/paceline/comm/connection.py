@@ -5,6 +5,7 @@ import contextlib
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ def spin_for(nbytes: int, threads: int) -> float:
     return SPIN_S if small and threads <= len(os.sched_getaffinity(0)) else 0.0
 
 
+_Due = tuple[Kind, dict[str, Any], Sequence[memoryview], Sequence[int]]
+"""What `send` is called with."""
+
+
 class _Kept(NamedTuple):
     """A frame that the other side may not have got."""
 
@@ -66,7 +71,8 @@ class Frame:
 
 
 class Connection:
-    """Frames over one authenticated socket. One thread sends at a time, one receives at a time.
+    """Frames over one authenticated socket. One thread receives at a time. Several may send: a server's main
+    thread grants leases while the thread of that link answers a probe. Frames leave whole, one by one.
 
     Where both sides `keep` what they send, a link that breaks can go on over another socket (`go_on`): both
     say how many frames have come, and what is missing is sent again. So each frame is received exactly once,
@@ -95,6 +101,11 @@ class Connection:
         self._sent = 0
         self._received = 0
         self._unread = 0
+        self._sending = threading.RLock()
+        """Held from the moment a frame gets its number until the kernel has all of it."""
+        self._streaming = False
+        self._behind_stream: list[_Due] = []
+        """Frames that other threads sent while one is streamed: that may wait for those very threads."""
         self._polled: Stream | None = None
         self._poller = select.poll()
 
@@ -125,22 +136,23 @@ class Connection:
         Raises:
             LinkError: it breaks again, or what is missing was not kept.
         """
-        missing = [each for each in self._kept or () if each.number >= theirs]
-        if self._sent_before + self._sent - theirs != len(missing):
-            raise LinkError(f"{self.peer} lacks frames that are gone")
-        sent, received, timeout = self._sent_before + self._sent, self.received, self.sock.gettimeout()
-        self.sock.close()
-        self.sock, self._keys = other.sock, other._keys
-        self.sock.settimeout(timeout)
-        self._sent, self._received, self._unread = other._sent, other._received, 0
-        self._sent_before, self._received_before = theirs - self._sent, received - self._received
-        self._kept, self._delayed = [], b""
-        try:
-            for each in missing:
-                self.send(each.kind, each.body, each.payload, each.descriptors)
-        except LinkError:
-            self._kept, self._sent_before = missing, sent - self._sent
-            raise
+        with self._sending:
+            missing = [each for each in self._kept or () if each.number >= theirs]
+            if self._sent_before + self._sent - theirs != len(missing):
+                raise LinkError(f"{self.peer} lacks frames that are gone")
+            sent, received, timeout = self._sent_before + self._sent, self.received, self.sock.gettimeout()
+            self.sock.close()
+            self.sock, self._keys = other.sock, other._keys
+            self.sock.settimeout(timeout)
+            self._sent, self._received, self._unread = other._sent, other._received, 0
+            self._sent_before, self._received_before = theirs - self._sent, received - self._received
+            self._kept, self._delayed = [], b""
+            try:
+                for each in missing:
+                    self.send(each.kind, each.body, each.payload, each.descriptors)
+            except LinkError:
+                self._kept, self._sent_before = missing, sent - self._sent
+                raise
 
     def _keep(
         self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview], descriptors: Sequence[int]
@@ -181,17 +193,30 @@ class Connection:
         payload: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send one frame, blocking until the kernel has all of it.
+        """Send one frame, blocking until the kernel has all of it. From any thread.
+
+        While another thread streams a frame, this one is left to that thread, which sends it afterwards.
 
         Raises:
             LinkError: the other side is gone.
+            MessageError: the other side would not accept it.
         """
+        with self._sending:
+            if self._streaming:
+                frames.check(kind, body or {})
+                self._behind_stream.append((kind, body or {}, payload, descriptors))
+            else:
+                self._send(kind, body or {}, payload, descriptors)
+
+    def _send(
+        self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview], descriptors: Sequence[int]
+    ) -> None:
         size = sum(view.nbytes for view in payload)
-        head = frames.encode(kind, body or {}, sequence=self._sent, payload_bytes=size, key=self._keys.send)
+        head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
         if kind is Kind.PROBE:
             self._sent_before -= 1
         elif self._kept is not None:
-            self._keep(kind, body or {}, payload, descriptors)
+            self._keep(kind, body, payload, descriptors)
         self._sent += 1
         if self.damage or self._delayed:
             if not self._suffer(head, payload):
@@ -259,9 +284,11 @@ class Connection:
             self.send(kind, body, whole)
             return
         size = sum(view.nbytes for view in whole)
-        head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
-        self._keep(kind, body, whole, ())
-        self._sent += 1
+        with self._sending:
+            head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
+            self._keep(kind, body, whole, ())
+            self._sent += 1
+            self._streaming = True
         try:
             self.sock.sendall(head)
             for view in payload:
@@ -270,9 +297,23 @@ class Connection:
                 size -= view.nbytes
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
+        finally:
+            if size:  # what follows must not be taken for the rest of this payload
+                with contextlib.suppress(OSError):
+                    self.sock.shutdown(socket.SHUT_RDWR)
+            self._end_stream()
 
         if size:
             raise LinkError(f"a {kind.name} to {self.peer} ended {size:,} bytes short")
+
+    def _end_stream(self) -> None:
+        """Send what other threads wanted to send meanwhile. If the link is broken, `go_on` sends it."""
+        with self._sending:
+            self._streaming = False
+            due, self._behind_stream = self._behind_stream, []
+            for each in due:
+                with contextlib.suppress(LinkError):  # the next frame to receive shows it
+                    self._send(*each)
 
     def spin(self, seconds: float) -> None:
         """Look for a frame without sleeping, at most this long: for answers that come sooner than a

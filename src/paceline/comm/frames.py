@@ -18,13 +18,14 @@ import struct
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
-from paceline.exceptions import FrameError
+from paceline.exceptions import FrameError, MessageError, PacelineError
 
 __all__ = [
     "HEADER_BYTES",
     "WITH_DESCRIPTORS",
     "Header",
     "Kind",
+    "check",
     "decode_body",
     "encode",
     "field",
@@ -96,6 +97,8 @@ _BODY_LIMIT = {
     Kind.ATTACH: 4 << 20,
     Kind.SENDS: 4 << 20,
     Kind.MEET: 4 << 20,
+    Kind.START: 4 << 20,  # the address of every server
+    Kind.STATS: 4 << 20,  # whatever a script logs
 }
 _WITH_PAYLOAD = frozenset(
     [
@@ -127,14 +130,28 @@ class Header(NamedTuple):
 
 
 def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: int, key: bytes) -> bytes:
-    """Header, tag and body of a frame, ready to send. Raises FrameError if no one would take it."""
-    try:
-        text = _ENCODER.encode(body).encode()
-    except (TypeError, ValueError) as error:
-        raise FrameError(f"a {kind.name} body that is not JSON: {error}") from None
-    _bound(kind, len(text), payload_bytes)
+    """Header, tag and body of a frame, ready to send.
+
+    Raises:
+        MessageError: no role would accept it. It is no LinkError: reconnecting would not help.
+    """
+    text = _text(kind, body, payload_bytes)
     raw = _HEADER.pack(_MAGIC, kind, 0, len(text), sequence, payload_bytes)
     return raw + _tag(key, raw, text) + text
+
+
+def check(kind: Kind, body: dict[str, Any]) -> None:
+    """Raise MessageError if a frame with this body could not be sent, as `encode` does."""
+    _text(kind, body, 0)
+
+
+def _text(kind: Kind, body: dict[str, Any], payload_bytes: int) -> bytes:
+    try:
+        text = _ENCODER.encode(body).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessageError(f"a {kind.name} body that is not JSON: {error}") from None
+    _bound(kind, len(text), payload_bytes, MessageError)
+    return text
 
 
 def parse_header(data: bytes) -> Header:
@@ -179,13 +196,13 @@ def field(body: dict[str, Any], name: str, kind: type[T], default: T | None = No
     return value
 
 
-def _bound(kind: Kind, body_bytes: int, payload_bytes: int) -> None:
+def _bound(kind: Kind, body_bytes: int, payload_bytes: int, error: type[PacelineError] = FrameError) -> None:
     body_limit = _BODY_LIMIT.get(kind, _SMALL)
     if body_bytes > body_limit:
-        raise FrameError(f"a {kind.name} body of {body_bytes:,} bytes is over its limit of {body_limit:,}")
+        raise error(f"a {kind.name} body of {body_bytes:,} bytes is over its limit of {body_limit:,}")
     payload_limit = _MAX_PAYLOAD if kind in _WITH_PAYLOAD else 0
     if payload_bytes > payload_limit:
-        raise FrameError(
+        raise error(
             f"a {kind.name} payload of {payload_bytes:,} bytes is over its limit of {payload_limit:,}"
         )
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from paceline.comm.clocks import answer_clock
 from paceline.comm.connection import Connection, Frame
+from paceline.comm.errors import error_body
 from paceline.comm.frames import Kind, field
 from paceline.comm.meeting import Listener, accept
 from paceline.comm.tls import Secret, SecureSocket
@@ -237,4 +238,4 @@ class Hub:
 def refuse(connection: Connection, error: PacelineError) -> None:
     """Tell the other side why, if it still listens."""
     with contextlib.suppress(LinkError):
-        connection.send(Kind.ERROR, {"error": type(error).__name__, "message": str(error)})
+        connection.send(Kind.ERROR, error_body(error))

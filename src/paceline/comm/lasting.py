@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.comm import frames
 from paceline.comm.connection import Connection, Frame
 from paceline.comm.frames import Kind
 from paceline.comm.meeting import Address, connect
@@ -83,12 +84,17 @@ class LastingLink(Connection):
         descriptors: Sequence[int] = (),
     ) -> None:
         """As Connection's, but if there is no controller now it returns: the next one will be told, or not,
-        see the module."""
+        see the module.
+
+        Raises:
+            MessageError: no controller would accept it. It is not kept.
+        """
         if not self.lasting:
             super().send(kind, body, payload, descriptors)
             return
         with self._state:
             if kind in _LAST_WORDS:
+                frames.check(kind, body or {})  # else every reconnection would try to say it again
                 self._words[kind] = body
             if self._here.is_set():
                 try:
@@ -98,6 +104,7 @@ class LastingLink(Connection):
                     if self._back is None:
                         self.lost()
             if kind is Kind.STATS and not any(mark in (body or {}) for mark in _ROUTINE):
+                frames.check(kind, body or {})
                 self._unsaid.append((kind, body))
 
     def receive(self) -> Frame:

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.comm import Address, Certificate, Kind, Secret
 from paceline.comm.clocks import ask_clock
+from paceline.comm.errors import error_body
 from paceline.comm.lasting import LastingLink
 from paceline.exceptions import LinkError
 from paceline.ps import ServerConfig, serve
@@ -56,10 +57,9 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
     except Exception as error:
         text = traceback.format_exc()
         sys.stderr.write(text)
-        body = {"error": type(error).__name__, "message": str(error), "traceback": text[-16000:]}
-        with_traceback = {**body, "secondary": isinstance(error, LinkError)}
+        body = error_body(error, text, secondary=isinstance(error, LinkError))
         try:
-            controller.say_last(Kind.ERROR, with_traceback)
+            controller.say_last(Kind.ERROR, body)
         except (LinkError, OSError):
             sys.stderr.write(f"{name}: the controller is gone\n")
         return 1

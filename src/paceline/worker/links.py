@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline import exceptions
 from paceline.comm import Address, Connection, Frame, Kind, Region, connect
+from paceline.comm.errors import error_of
 from paceline.comm.frames import field
 from paceline.comm.impairment import LinkConditions
 from paceline.comm.transfer import Transfer
-from paceline.exceptions import DeadlineError, FrameError, LinkError, PacelineError, UsageError
+from paceline.exceptions import DeadlineError, FrameError, LinkError, UsageError
 from paceline.modes import ModeSpec
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
@@ -26,7 +26,7 @@ from paceline.params import Layout, Placement, bytes_of, flat_view
 from paceline.worker.encoding import Differences, Encoders
 from paceline.worker.openmp import no_rest
 
-__all__ = ["RESIDUAL_S", "Links", "error_of"]
+__all__ = ["RESIDUAL_S", "Links"]
 
 _PROBE_S = 0.25
 """How long a worker waits before it asks whether something was lost on the way."""
@@ -417,10 +417,3 @@ class Links:
             f"worker:{self.rank} got no answer from {connection.peer} for {waited:g} s (--deadline "
             f"{self._deadline_s:g})"
         )
-
-
-def error_of(body: dict[str, Any]) -> PacelineError:
-    """What an ERROR frame says, as an exception."""
-    kind = getattr(exceptions, str(body.get("error")), PacelineError)
-    known = isinstance(kind, type) and issubclass(kind, PacelineError)
-    return (kind if known else PacelineError)(str(body.get("message")))

@@ -15,6 +15,7 @@ import torch
 
 from paceline.comm import Address, Kind
 from paceline.comm.compression import parse_compression
+from paceline.comm.errors import error_body
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
@@ -202,15 +203,9 @@ def _report(
     with contextlib.suppress(OSError, ValueError):  # a full disk, a script that closed it
         sys.stdout.flush()
         sys.stderr.write(f"{FAILURE_MARK}\n{text}")
-    ours = isinstance(error, PacelineError)
-    body = {
-        "error": type(error).__name__,
-        "message": str(error)[:4000],
-        # Our own errors say what to do; a traceback of our insides would bury it.
-        "traceback": "" if ours else _users_part(error)[-16000:],
-        "secondary": isinstance(error, LinkError),
-        **progress,
-    }
+    # Our own errors say what to do; a traceback of our insides would bury it.
+    trace = "" if isinstance(error, PacelineError) else _users_part(error)
+    body = error_body(error, trace, secondary=isinstance(error, LinkError), **progress)
     with contextlib.suppress(LinkError):
         controller.say_last(Kind.ERROR, body)
 

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind
+from paceline.comm.errors import error_of
 from paceline.comm.frames import field
 from paceline.exceptions import LinkError
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Recorder
 from paceline.params import Layout, bytes_of
 from paceline.worker.client import Client, Grant, Written
-from paceline.worker.links import error_of
 
 __all__ = ["PipelinedClient"]
 
