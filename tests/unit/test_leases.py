@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.data import Lease, LeaseBook
-from paceline.data.leases import Copies
+from paceline.data.leases import KEPT_EPOCHS, Copies
 from paceline.exceptions import UsageError
 
 
@@ -514,3 +514,60 @@ def test_with_smaller_batches_an_epoch_still_counts_every_sample(drop_last):
     account = book.accounts()[0]
     assert account["applied"] + account["unused"] == 101
     assert account["unused"] < (8 if drop_last else 1)
+
+
+def epochs_of(book: LeaseBook, count: int) -> None:
+    for _ in range(count):
+        epoch = book.epoch
+        while not book.done(epoch):
+            for lease in book.take(0, epoch, 4):
+                book.finish(0, [lease.id], refused=lease.ranges[0][0] == 0)
+            book.turn_if_over(set())
+
+
+def test_a_book_does_not_grow_with_the_epochs_and_their_sums_stay_right():
+    book = LeaseBook(samples=40, batch_size=8, drop_last=False, by_round=False)
+    book.joined(0)
+    epochs_of(book, 2 * KEPT_EPOCHS)
+    before = len(json.dumps(book.snapshot()))
+    epochs_of(book, 1000)
+    assert book.epoch == 2 * KEPT_EPOCHS + 1000
+    assert len(json.dumps(book.snapshot())) < before + 300  # longer numbers
+    accounts, earlier = book.accounts(), book.earlier()
+    assert [account["epoch"] for account in accounts] == list(range(book.epoch + 1))[-KEPT_EPOCHS:]
+    assert earlier["epochs"] + len(accounts) == book.epoch + 1
+    for what, each in (("applied", 32), ("refused", 8), ("unused", 0)):
+        assert sum(account[what] for account in [earlier, *accounts]) == each * book.epoch
+    again = LeaseBook(samples=40, batch_size=8, drop_last=False, by_round=False)
+    again.restore(json.loads(json.dumps(book.snapshot())))
+    assert (again.accounts(), again.earlier(), again.epoch) == (accounts, earlier, book.epoch)
+
+
+def test_what_is_carried_out_of_an_epoch_of_long_ago_is_still_counted():
+    book = LeaseBook(samples=40, batch_size=8, drop_last=False, by_round=False)
+    book.joined(0)
+    book.joined(1)
+    (carried,) = book.take(1, 0, 1)
+    book.carry(1, [carried.id])
+    epochs_of(book, KEPT_EPOCHS + 10)
+    assert book.snapshot()["earlier"]["unused"] == 8
+    assert book.finish(1, [carried.id]) == 8
+    earlier = book.earlier()
+    assert earlier["applied"] + earlier["refused"] == earlier["samples"] == 40 * earlier["epochs"]
+
+
+def test_a_snapshot_with_an_account_of_every_epoch_can_be_restored():
+    """As books wrote them before they kept sums."""
+    book = LeaseBook(samples=40, batch_size=8, drop_last=False, by_round=False)
+    accounts = [
+        {"epoch": e, "samples": 40, "applied": 39, "refused": 1, "unused": 0} for e in range(3 * KEPT_EPOCHS)
+    ]
+    book.restore({"samples": 40, "accounts": accounts, "pool": [[0, 40]], "next_id": 7})
+    assert book.epoch == 3 * KEPT_EPOCHS - 1
+    assert book.earlier() == {
+        "epochs": 2 * KEPT_EPOCHS,
+        "samples": 80 * KEPT_EPOCHS,
+        "applied": 78 * KEPT_EPOCHS,
+        "refused": 2 * KEPT_EPOCHS,
+        "unused": 0,
+    }

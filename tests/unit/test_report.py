@@ -96,6 +96,14 @@ def test_report(tmp_path: Path) -> None:
     assert not (tmp_path / "report.md").exists()
 
 
+def test_the_samples_of_epochs_without_an_account_of_their_own_are_in_the_sums(tmp_path: Path) -> None:
+    status = finished()
+    status.earlier_epochs = {"epochs": 4000, "samples": 5_748_000, "applied": 5_747_990, "unused": 10}
+    write_report(tmp_path, status, JOB, COMMAND)
+    text = (tmp_path / "report.html").read_text()
+    assert "In all 4,002 epochs: 5,750,832 applied, 32 refused, 10 unused." in text
+
+
 def test_summary_has_the_same_numbers(tmp_path: Path) -> None:
     write_report(tmp_path, finished(), JOB, COMMAND)
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -21,7 +21,10 @@ from typing import Any, Literal
 
 from paceline.exceptions import UsageError
 
-__all__ = ["Copies", "Lease", "LeaseBook"]
+__all__ = ["KEPT_EPOCHS", "Copies", "Lease", "LeaseBook"]
+
+KEPT_EPOCHS = 100
+"""Number of epochs, the current one included, of which a book keeps an account of its own."""
 
 Ranges = tuple[tuple[int, int], ...]
 Copies = Literal["none", "slow", "any"]
@@ -55,7 +58,8 @@ class LeaseBook:
 
     A first-come book may be told that a worker should have smaller batches (`resize`).
 
-    Memory does not grow with the samples: finished leases leave only their counts.
+    Memory grows neither with the samples nor with the epochs: finished leases leave only their counts, and
+    of all but the last `KEPT_EPOCHS` epochs only the sums of those are kept.
     Not thread-safe: one owner.
 
     Args:
@@ -95,19 +99,22 @@ class LeaseBook:
         self._twins: dict[int, tuple[int, int]] = {}
         # Those whose twin was first, until somebody asks.
         self._superseded: set[int] = set()
-        self._accounts: list[dict[str, int]] = []
+        # Of the last epochs, the current one last; and of all before them together.
+        self._accounts: deque[dict[str, int]] = deque()
+        self._earlier: dict[str, int] = {"epochs": 0}
         self._open_epoch()
 
     def _open_epoch(self) -> None:
         self._accounts.append(
             {
-                "epoch": len(self._accounts),
+                "epoch": self._earlier["epochs"] + len(self._accounts),
                 "samples": self._samples,
                 "applied": 0,
                 "refused": 0,
                 "unused": 0,
             }
         )
+        self._fold()
         # Free positions: rising ranges that do not touch.
         self._pool: Ranges = ((0, self._samples),)
         # By rounds: what is dealt to a member that has not come for it yet.
@@ -116,6 +123,18 @@ class LeaseBook:
         self._ahead: set[int] = set()
         # How many leases of this epoch each worker has finished.
         self._finished: Counter[int] = Counter()
+
+    def _fold(self) -> None:
+        """Keep only the sums of epochs that ended long ago."""
+        while len(self._accounts) > KEPT_EPOCHS:
+            _add(self._earlier, self._accounts.popleft())
+            self._earlier["epochs"] += 1
+
+    def _count_in(self, epoch: int, what: str, samples: int) -> None:
+        """So many samples of an epoch were applied, refused or left unused."""
+        at = epoch - self._earlier["epochs"]
+        account = self._accounts[at] if at >= 0 else self._earlier
+        account[what] = account.get(what, 0) + samples
 
     # Members
 
@@ -196,7 +215,7 @@ class LeaseBook:
             if twin is not None:
                 self._withdraw(twin[0], [twin[1]])
                 self._superseded.add(twin[1])
-            self._accounts[lease.epoch]["refused" if refused else "applied"] += lease.samples
+            self._count_in(lease.epoch, "refused" if refused else "applied", lease.samples)
             samples += lease.samples
             self._finished[worker] += lease.epoch == self.epoch
         return samples
@@ -210,7 +229,7 @@ class LeaseBook:
         self._return(lease.ranges for lease in leases if lease.epoch == self.epoch)
         for lease in leases:
             if lease.epoch < self.epoch:
-                self._accounts[lease.epoch]["unused"] += lease.samples
+                self._count_in(lease.epoch, "unused", lease.samples)
 
     def carry(self, worker: int, ids: Iterable[int]) -> None:
         """The worker read these to the end of its epoch, but their update comes later (accumulation).
@@ -277,7 +296,7 @@ class LeaseBook:
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
-        return len(self._accounts) - 1
+        return self._earlier["epochs"] + len(self._accounts) - 1
 
     @property
     def members(self) -> set[int]:
@@ -295,16 +314,20 @@ class LeaseBook:
         return _count(self._pool) + sum(_count(share) for shares in self._shares.values() for share in shares)
 
     def accounts(self) -> list[dict[str, int]]:
-        """What became of the samples of each epoch so far, the current one last.
+        """What became of the samples of each of the last `KEPT_EPOCHS` epochs, the current one last.
 
         In an epoch that is over and has no carried leases, applied + refused + unused == samples.
         """
         return [dict(account) for account in self._accounts]
 
+    def earlier(self) -> dict[str, int]:
+        """The sums of all epochs before those of `accounts`, and how many `epochs` these are."""
+        return dict(self._earlier)
+
     def snapshot(self) -> dict[str, Any]:
         """The book as JSON. What is outstanding is in its pool: that work is not applied yet."""
         unfinished = [self._pool]
-        accounts = self.accounts()
+        accounts, earlier = self.accounts(), self.earlier()
         for shares in self._shares.values():
             unfinished.extend(shares)
         for lease in (lease for leases in self._taken.values() for lease in leases.values()):
@@ -313,10 +336,13 @@ class LeaseBook:
             if lease.epoch == self.epoch:
                 unfinished.append(lease.ranges)
             else:
-                accounts[lease.epoch]["unused"] += lease.samples
+                at = lease.epoch - earlier["epochs"]
+                account = accounts[at] if at >= 0 else earlier
+                account["unused"] = account.get("unused", 0) + lease.samples
         return {
             "samples": self._samples,
             "accounts": accounts,
+            "earlier": earlier,
             "pool": [list(piece) for piece in _merged(unfinished)],
             "next_id": self._next_id,
         }
@@ -335,7 +361,9 @@ class LeaseBook:
         self._twins.clear()
         self._carried.clear()
         self._open_epoch()
-        self._accounts = [dict(account) for account in snapshot["accounts"]]
+        self._accounts = deque(dict(account) for account in snapshot["accounts"])
+        self._earlier = dict(snapshot.get("earlier", {"epochs": 0}))
+        self._fold()
         self._pool = tuple((start, stop) for start, stop in snapshot["pool"])
         self._next_id = snapshot["next_id"]
 
@@ -440,6 +468,12 @@ class LeaseBook:
                 self._carried.discard(number)
                 found.append((held.pop(number), twin))
         return found
+
+
+def _add(sums: dict[str, int], account: dict[str, int]) -> None:
+    for what, samples in account.items():
+        if what != "epoch":
+            sums[what] = sums.get(what, 0) + samples
 
 
 def _count(ranges: Ranges) -> int:

@@ -459,29 +459,31 @@ class _Page:
             for account in accounts[-MOST_ROWS:]
         ]
         table = markup.table(("epoch", "samples", "applied", "refused", "unused"), rows)
+        earlier = self.status.earlier_epochs
+        epochs = len(accounts) + earlier.get("epochs", 0)
         if len(rows) > 12:
-            title = f"{len(accounts)} epochs"
-            if len(rows) < len(accounts):
+            title = f"{words.count(epochs)} epochs"
+            if len(rows) < epochs:
                 title = f"The last {len(rows)} of {title}"
             table = f"<details><summary>{title}</summary>{table}</details>"
         return markup.section(
             "Samples",
             "Every sample of an epoch is applied once, refused with a NaN or Inf gradient, or left unused (a "
             "short last batch, or a loop that ended early).",
-            self._sums(accounts),
+            self._sums([earlier, *accounts], epochs),
             table,
         )
 
     @staticmethod
-    def _sums(accounts: Sequence[Mapping[str, Any]]) -> str:
+    def _sums(accounts: Sequence[Mapping[str, Any]], epochs: int) -> str:
         """What became of the samples of all epochs together."""
-        if len(accounts) < 2:
+        if epochs < 2:
             return ""
         said = ", ".join(
             f"{words.count(sum(int(each.get(what, 0)) for each in accounts))} {what}"
             for what in ("applied", "refused", "unused")
         )
-        return markup.paragraph(f"In all {len(accounts)} epochs: {said}.")
+        return markup.paragraph(f"In all {words.count(epochs)} epochs: {said}.")
 
     def incidents(self) -> str:
         status = self.status

@@ -128,6 +128,7 @@ def summary_of(
             "pushes": {str(each): n for each, n in sorted((facts.staleness or status.staleness).items())},
         },
         "leases": status.leases,
+        "earlier_epochs": status.earlier_epochs,
         "refused": status.refused,
         "dropped": status.dropped,
         "lost": status.lost,

@@ -132,7 +132,9 @@ class RunStatus:
     checkpoints: list[str] = field(default_factory=list)
     """Names of those that are kept, oldest first."""
     leases: list[dict[str, Any]] = field(default_factory=list)
-    """`LeaseBook.accounts()`: what became of each epoch's samples."""
+    """`LeaseBook.accounts()`: what became of the samples of each of the last epochs."""
+    earlier_epochs: dict[str, int] = field(default_factory=dict)
+    """`LeaseBook.earlier()`: how many epochs there were before those, and the sums of their accounts."""
     update_s: float = 0.0
     """Seconds the lead server spent updating parameters."""
     messages: list[str] = field(default_factory=list)
@@ -147,6 +149,7 @@ class RunStatus:
         self.update_s = float(told["update_s"])
         self.staleness = {int(k): int(v) for k, v in told["staleness"].items()}
         self.leases = told["leases"]
+        self.earlier_epochs = told["earlier_epochs"]
         self.samples_per_epoch = (told.get("data") or {}).get("samples")
         for rank, clock in told["clocks"].items():
             # A checkpoint of more workers may have clocks of ranks that this run has not.

@@ -205,7 +205,8 @@ class Ordering(Server):
             "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
             "clocks": {str(k): v for k, v in self._lead.machine.clocks.items()},
             "data": self._adoption.model.data if self._adoption.model else None,
-            "leases": self._lead.book.accounts()[-100:] if self._lead.book else [],
+            "leases": self._lead.book.accounts() if self._lead.book else [],
+            "earlier_epochs": self._lead.book.earlier() if self._lead.book else {},
             "parameters": self.layout.numel if self.layout else 0,
         }
 
