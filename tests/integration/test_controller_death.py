@@ -163,6 +163,28 @@ def test_whatever_the_controller_was_at_the_next_one_goes_on_with_it(tmp_path, w
     assert any("The run went back" in message for message in ran.status.messages) == (when == "with a server")
 
 
+@pytest.mark.parametrize("servers", first(1, [2, 3]))
+def test_the_lead_dies_with_the_controller(tmp_path, servers):
+    """Its replicas hear from the next controller which of them leads, whoever comes first."""
+    source = (
+        KILLS
+        + """
+def fate(step):
+    computing(step)
+    if step == 10 and RANK == 1 and once("died"):
+        status = json.loads((RUN_DIR / "status.json").read_text())
+        kill_controller()
+        os.kill(status["servers"]["0"]["pid"], signal.SIGKILL)
+train(prepared(samples=240), epochs=4, at_step=fate)
+"""
+    )
+    options = ["--workers", "2", "--servers", str(servers), "--replicas", "1", "--mode", "asp"]
+    ran = to_the_end(tmp_path, source, *options, "--deadline", "20")
+    assert_every_sample_once(ran, samples=240, epochs=4)
+    assert any("led by server:1" in message for message in ran.status.messages)
+    assert not any("went back" in message for message in ran.status.messages)
+
+
 def paceline(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """Another command, while the run goes on."""
     return subprocess.run(

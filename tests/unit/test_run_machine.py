@@ -502,6 +502,16 @@ def test_the_lowest_rank_that_is_left_leads_and_one_that_comes_back_follows():
     assert LostServer(1, 0) in kill_server(machine, 1)
 
 
+def test_after_a_takeover_servers_are_told_who_leads_without_waiting_for_one_that_died():
+    machine = replicated()
+    machine.taken_over()
+    assert machine.server_ready(2) == []
+    machine.exited("server", 0, 0, None, signal.SIGKILL)  # the lead died with the controller
+    assert machine.lead == 1
+    assert machine.server_ready(1) == [Announce()]
+    assert machine.server_ready(0) == [Introduce(0)]
+
+
 def test_more_deaths_than_replicas_send_the_run_back_and_so_does_one_before_all_copies_are_there():
     machine = replicated()
     kill_server(machine, 2)

@@ -355,6 +355,8 @@ class Controller(Steering):
             self._start(name)
 
     def _start(self, name: str) -> None:
+        if self._machine.lead not in self._addresses:
+            return  # after a takeover the lead has yet to say where it is; all are told then
         servers = {str(rank): address for rank, address in sorted(self._addresses.items())}
         with contextlib.suppress(LinkError):
             self._links[name].send(Kind.START, {"servers": servers, "lead": self._machine.lead})

@@ -290,7 +290,8 @@ class RunMachine:
             return []
         if rank in self._missing | self._coming:
             return [Introduce(rank)]
-        if len(self._ready) < len(self.server_incarnations):
+        # Servers that died are not waited for: the others may need to hear that one of them leads now.
+        if self._ready < self.server_incarnations.keys() - self._missing - self._coming:
             return []
         self.state = RunState.RUNNING
         return [Announce()]
