@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from paceline.modes import parse_mode
 from tests.integration.test_replicas import LONG, Through, assert_all_counted
 
 pytestmark = pytest.mark.chaos
@@ -51,4 +50,4 @@ def test_servers_and_workers_are_killed_at_any_time(run, seed):
     )
     assert ran.error is None, (mode, link)
     epochs = max(ran.results().values())
-    assert_all_counted(ran, epochs=epochs, carries=parse_mode(mode).local)
+    assert_all_counted(ran, epochs=epochs)

@@ -330,15 +330,17 @@ def gradients(problem: Problem) -> WorkerRule:
 def sums(problem: Problem, push: int, fetch: int, *, rounds: bool = False) -> WorkerRule:
     """Downpour's client (Dean 2012): accumulate, step, push every so often, fetch every so often.
 
-    In rounds a worker also pushes before it rests: nobody waits then for what it has.
+    It also pushes before it rests at an epoch's end. In rounds it reads what came of its push.
     """
 
     def worker(steps: list[Step], versions: list[Tensor]) -> Worker:
         w, accumulated = versions[0], torch.zeros_like(versions[0])
         unsent = behind = 0
+        rested = False
         for step in steps:
-            if rounds and not unsent:
+            if rested or (rounds and not unsent):
                 w = versions[step.read]
+            rested = step.rests
             g = problem.gradient(w, step.ids)
             accumulated = accumulated + g
             w = w - problem.rates * g
@@ -386,6 +388,9 @@ def elastic(problem: Problem, period: int, optimizer: Callable[[Problem], Steppi
                 before, after = yield x
                 x = x - (after - before)
             x = own(x, g)
+            if step.rests:
+                before, after = yield x
+                x = x - (after - before)
         yield x
 
     return worker
@@ -403,6 +408,9 @@ def elastic_with_momentum(problem: Problem, period: int, momentum: float) -> Wor
                 x = x - (after - before)
             v = momentum * v - problem.rates * g
             x = x + v
+            if step.rests:
+                before, after = yield x
+                x = x - (after - before)
         yield x
 
     return worker

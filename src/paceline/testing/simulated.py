@@ -224,7 +224,7 @@ class SimulatedRun:
             worker.lease = None
         if self.mode.name == "dogwild":  # its thread, as fast as it can be
             yield from worker.stepper.flush()
-        if self.mode.local and self.mode.spare is not None and not self._try_take(worker):
+        if self.mode.local and not self._try_take(worker):
             yield from worker.stepper.flush()  # before it rests
         if worker.lease is None:
             self._take(worker)

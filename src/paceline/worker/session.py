@@ -536,8 +536,10 @@ class RunSession(Session):
     def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
         """Leases from the lead server."""
         self.back()  # from here on it is the loader's time
-        if wait and self.mode.local and self.mode.spare is not None:
-            self._flush()  # a round waits for nobody who rests: what it would bring later came too late
+        if wait and self.mode.local:
+            # Nothing waits for a push of the next epoch: a worker that dies would take its samples with it,
+            # and a round does not wait for a worker that rests.
+            self._flush()
         if self.mode.by_epoch:
             give_back = [*give_back, *self._without_step(epoch, wait=wait)]
         version = self._client.version

@@ -297,15 +297,12 @@ class Elastic(Stepper):
                     found[p] = velocity * (-float(group["lr"]) * float(group["momentum"]))
         return found
 
-    def state(self) -> dict[str, Tensor]:
-        """The worker's own parameters: they are not the centre's."""
-        return {"near": self.memory.near.cpu().clone(), "steps": torch.tensor(self.steps)}
-
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state()`."""
-        if "near" in state and state["near"].numel() == self.memory.near.numel():
-            self.memory.near.copy_(state["near"])
-            self.steps = int(state["steps"])
+        """Start from the centre, as a replaced worker does.
+
+        Checkpoints do not keep the worker's own parameters (older ones did): they hold steps that the centre
+        of the checkpoint has not had, and whose samples are dealt again.
+        """
 
 
 class InPlace(Stepper):
