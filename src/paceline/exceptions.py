@@ -10,6 +10,7 @@ PacelineError
 ├── MessageError                   this role made a message that no role would accept; the link is fine
 ├── LayoutMismatch                 a worker's model is not the run's model
 ├── DeadlineError                  somebody was waited for too long
+├── UpdateOverflow                 an update left NaN or Inf in a parameter
 ├── RoleFailed                     a role ended in error; carries its name and traceback
 └── CheckpointError                a checkpoint is incomplete, altered or cannot be written
 
@@ -28,6 +29,7 @@ __all__ = [
     "PlanError",
     "RoleFailed",
     "RunNotFound",
+    "UpdateOverflow",
     "UsageError",
 ]
 
@@ -71,6 +73,10 @@ class LayoutMismatch(PacelineError):
 
 class DeadlineError(PacelineError):
     """Somebody was waited for longer than the run's deadline."""
+
+
+class UpdateOverflow(PacelineError):
+    """An update of finite gradients left NaN or Inf in a parameter: the training has diverged."""
 
 
 class CheckpointError(PacelineError):

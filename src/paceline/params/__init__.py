@@ -8,7 +8,16 @@
 * `optimizer.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
 """
 
-from paceline.params.flat import bind, bytes_of, describe, dtype_named, flat_view, segment_view, tensor_views
+from paceline.params.flat import (
+    bind,
+    bytes_of,
+    describe,
+    dtype_named,
+    flat_view,
+    not_finite,
+    segment_view,
+    tensor_views,
+)
 from paceline.params.fused import use_fused
 from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
 from paceline.params.optimizer import OptimizerSpec, settings_of
@@ -29,6 +38,7 @@ __all__ = [
     "describe",
     "dtype_named",
     "flat_view",
+    "not_finite",
     "partition",
     "segment_view",
     "settings_of",

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from paceline.exceptions import UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, Segment, Slice, TensorInfo, is_dense
 
-__all__ = ["bind", "bytes_of", "describe", "dtype_named", "flat_view", "segment_view", "tensor_views"]
+__all__ = [
+    "bind",
+    "bytes_of",
+    "describe",
+    "dtype_named",
+    "flat_view",
+    "not_finite",
+    "segment_view",
+    "tensor_views",
+]
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -146,6 +155,13 @@ def segment_view(base: Tensor, layout: Layout, segment: Segment) -> Tensor:
 def tensor_views(base: Tensor, layout: Layout) -> list[Tensor]:
     """Every tensor of the layout as a view of `base`."""
     return [segment_view(base, layout, Segment(i, 0, t.numel)) for i, t in enumerate(layout.tensors)]
+
+
+def not_finite(base: Tensor, layout: Layout) -> str | None:
+    """The name of the first tensor in `base` that holds NaN or Inf; None if there is none."""
+    views = tensor_views(base, layout)
+    found = (t.name for t, view in zip(layout.tensors, views, strict=True) if not view.isfinite().all())
+    return next(found, None)
 
 
 def bind(parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:

@@ -3,10 +3,16 @@
 The update is torch's own optimizer on each slice, one optimizer object a slice. Its parameters are the
 slice's segments (the parts of tensors in it), so a tensor that got no gradient is skipped exactly as in a
 plain loop. A slice is summed, checked, updated and copied while it is in the cache, by one of the lanes.
+
+NaN and Inf never reach the parameters that workers read or checkpoints hold. What a worker pushed is refused
+if it is not finite as it came, after averaging or after the damping's correction. An update that overflows
+by itself raises UpdateOverflow before the slice is copied anywhere. Two-byte floats are averaged, corrected
+and mixed in float32, because the steps in between leave their range long before the result does.
 """
 
 import collections
 import math
+import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm.protection import protection
-from paceline.exceptions import CheckpointError
+from paceline.exceptions import CheckpointError, UpdateOverflow
 from paceline.modes.lbfgs import Answer, Ops, merge_answers, num_answers
 from paceline.params import (
     Layout,
@@ -237,6 +243,9 @@ class Shard:
             if only.backup:
                 corrected = self._scratch.of(state.piece)
                 self._correct(state, only.gradients.flat[i], only.backup[i], corrected)
+                if not _finite(corrected):
+                    self._refusals.append(only.worker)
+                    return
                 self._hand_over_mean(state, corrected, contributions)
             elif state.holds is not only.gradients or only.missing:
                 self._hand_over(state, only.gradients.segments[i], only.missing)
@@ -266,20 +275,40 @@ class Shard:
             group["lr"] = rate * scale
             state.step()
             group["lr"] = rate
+        self._check_updated(state)
         if before is not None and state.gap is not None:
             state.gap_steps += 1
-            state.gap.lerp_(before.sub_(state.flat).abs_(), 1 / state.gap_steps)
+            moved = _wide(before).sub_(state.flat).abs_()
+            state.gap.lerp_(moved.clamp_(max=torch.finfo(moved.dtype).max), 1 / state.gap_steps)
+
+    def _check_updated(self, state: _SliceState) -> None:
+        """UpdateOverflow if a parameter of the slice is not finite."""
+        if _finite(state.flat):
+            return
+        for g, tensor in zip(state.piece.segments, state.segments, strict=True):
+            if not bool(torch.isfinite(tensor).all()):
+                rate = state.optimizer.param_groups[0].get("lr")
+                raise UpdateOverflow(
+                    f"an update of parameter {self.layout.tensors[g.tensor].name!r} ({state.piece.dtype}) "
+                    f"overflowed: it would hold NaN or Inf. The learning rate is {rate}; lower it, clip the "
+                    "gradients (--clip-norm, --norm-bound), or train in a wider dtype. Checkpoints written "
+                    "so far are not affected."
+                )
 
     def _correct(self, state: _SliceState, gradient: Tensor, backup: Tensor, out: Tensor) -> None:
         """The gradient as it would be at the present parameters, as far as one can tell."""
-        torch.sub(state.flat, backup, out=out)
+        if out.element_size() == 2:
+            gradient, wide = gradient.float(), torch.sub(state.flat.float(), backup.float())
+        else:
+            wide = torch.sub(state.flat, backup, out=out)
         if self.damping == "dc":  # g + λ·g⊙g⊙(w - w_bak)
-            out.mul_(gradient).mul_(gradient).mul_(DC_LAMBDA).add_(gradient)
-            return
-        # gap: g / (1 + |w - w_bak| / C), C the mean length of a step so far, element by element
-        if state.gap is None:
-            state.gap = torch.zeros_like(state.flat)
-        torch.div(gradient, out.abs_().div_(state.gap + _TINY).add_(1), out=out)
+            wide.mul_(gradient).mul_(gradient).mul_(DC_LAMBDA).add_(gradient)
+        else:  # gap: g / (1 + |w - w_bak| / C), C the mean length of a step so far, element by element
+            if state.gap is None:
+                state.gap = torch.zeros_like(wide)
+            torch.div(gradient, wide.abs_().div_(state.gap + _TINY).add_(1), out=wide)
+        if wide is not out:
+            out.copy_(wide)
 
     def mix(
         self,
@@ -300,12 +329,16 @@ class Shard:
             centre = self._states[i].flat
             moved = centre
             if values is not None:
-                difference = self._scratch.of(self._states[i].piece)
-                torch.sub(values.flat[i], centre, out=difference).mul_(alpha)
+                mine, theirs = _wide(centre), _wide(values.flat[i])
+                scratch = self._scratch.of(self._states[i].piece)
+                difference = torch.sub(theirs, mine, out=None if mine is not centre else scratch).mul_(alpha)
                 if _finite(difference):
-                    centre.add_(difference)
+                    mine.add_(difference)
                     # Not in the worker's memory: a server that holds a copy reads it, too.
-                    moved = torch.sub(values.flat[i], difference, out=difference)
+                    moved = torch.sub(theirs, difference, out=difference)
+                    if mine is not centre:
+                        centre.copy_(mine)
+                    self._check_updated(self._states[i])
                 else:
                     self._refusals.append(worker)
             _refresh(copies, i, moved)
@@ -365,7 +398,8 @@ class Shard:
             self._reduced[i] = self._mean(i, self._means[i], contributions)
             if self._reduced[i]:
                 norm = float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64))
-                norms[i] = (self._states[i].piece.index, norm**2)
+                # The norm of huge numbers does not fit: then the update is scaled down to nothing.
+                norms[i] = (self._states[i].piece.index, min(norm * norm, sys.float_info.max))
 
         if contributions:
             self._each(work)
@@ -435,6 +469,7 @@ class Shard:
         """Overwrite the parameters, slice by slice (see `flats`)."""
         for state, flat in zip(self._states, values, strict=True):
             state.flat.copy_(flat)
+            self._check_updated(state)
 
     def snapshot(self, *, vectors: bool = False, indices: Collection[int] | None = None) -> dict[str, Tensor]:
         """A copy of parameters and optimizer state, by StateBook's keys. A consistent cut.
@@ -447,6 +482,8 @@ class Shard:
         for state in self._states:
             if not (state.owned if indices is None else state.piece.index in indices):
                 continue
+            if not state.vectors:  # a line search may try what overflows, and goes back by itself
+                self._check_updated(state)
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):
                 name = self.layout.tensors[g.tensor].name
                 found[StateBook.key(name, "", g.start, g.stop)] = _detached(tensor, g.stop - g.start)
@@ -539,20 +576,35 @@ def _fill(tensor: Tensor, flat: Tensor) -> None:
 
 
 def _sum_into(out: Tensor, i: int, contributions: Sequence[Contribution]) -> None:
+    if out.element_size() == 2 and len(contributions) > 1:
+        wide = torch.empty_like(out, dtype=torch.float32)
+        _sum_all(wide, [c.gradients.flat[i].float() for c in contributions], contributions)
+        out.copy_(wide)
+    else:
+        _sum_all(out, [c.gradients.flat[i] for c in contributions], contributions)
+
+
+def _sum_all(out: Tensor, parts: Sequence[Tensor], contributions: Sequence[Contribution]) -> None:
+    """The weighted mean of `parts`, one of each contribution."""
     first, *rest = contributions
     total = math.fsum(c.weight for c in contributions)
     if all(c.weight == first.weight for c in rest) and all(c.scale == 1.0 for c in contributions):
         if rest:
-            torch.add(first.gradients.flat[i], rest[0].gradients.flat[i], out=out)
-            for c in rest[1:]:
-                out.add_(c.gradients.flat[i])
+            torch.add(parts[0], parts[1], out=out)
+            for part in parts[2:]:
+                out.add_(part)
             out.div_(len(contributions))
         else:
-            out.copy_(first.gradients.flat[i])
+            out.copy_(parts[0])
         return
-    torch.mul(first.gradients.flat[i], first.scale * first.weight / total, out=out)
-    for c in rest:
-        out.add_(c.gradients.flat[i], alpha=c.scale * c.weight / total)
+    torch.mul(parts[0], first.scale * first.weight / total, out=out)
+    for part, c in zip(parts[1:], rest, strict=True):
+        out.add_(part, alpha=c.scale * c.weight / total)
+
+
+def _wide(flat: Tensor) -> Tensor:
+    """A copy of two-byte floats as float32; others themselves."""
+    return flat.float() if flat.element_size() == 2 else flat
 
 
 def _finite(flat: Tensor) -> bool:

@@ -24,6 +24,7 @@ from paceline.params import (
     StateBook,
     TensorInfo,
     bind,
+    not_finite,
     settings_of,
     tensor_views,
     use_fused,
@@ -212,7 +213,16 @@ class RunSession(Session):
         with torch.no_grad():
             for p, view in zip(self._parameters, tensor_views(base, self._layout), strict=True):
                 view.copy_(p)
+        self._check_finite(base, "at prepare()")
         return base, extras_of(self._model, self._trained)
+
+    def _check_finite(self, base: Tensor, when: str) -> None:
+        """UsageError if parameters that the servers are to take over hold NaN or Inf."""
+        if (name := not_finite(base, self._layout)) is not None:
+            raise UsageError(
+                f"parameter {name!r} held NaN or Inf {when}, and servers train finite parameters only. If "
+                "that is meant (a mask, say), make it a buffer or freeze it."
+            )
 
     def _take_memory(
         self, layout: Layout, parameters: list[nn.Parameter], local_step: Callable[[], Any]
@@ -465,6 +475,7 @@ class RunSession(Session):
                 views = tensor_views(self._memory.slot, self._layout)
                 for p, view in zip(self._parameters, views, strict=True):
                     view.copy_(p)
+            self._check_finite(self._memory.slot, "when it was assigned or loaded")
             self._to_host()
             self._client.exchange(Kind.ASSIGN)
         self._client.forget_private_writes()

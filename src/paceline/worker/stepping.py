@@ -306,15 +306,21 @@ class Elastic(Stepper):
 
 
 class InPlace(Stepper):
-    """hogwild: the optimizer writes into the shared memory, without locks; the servers only count."""
+    """hogwild: the optimizer writes into the shared memory, without locks; the servers only count.
+
+    No server sees the gradients, so the worker itself refuses those that are not finite.
+    """
 
     def _step(self) -> Iterator[Request]:
-        self._local_step()
-        return self._exchange()
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        finite = _all_finite([g if g.layout == torch.strided else g.coalesce().values() for g in gradients])
+        if finite:
+            self._local_step()
+        return self._exchange(finite=finite)
 
-    def _exchange(self) -> Iterator[Request]:
+    def _exchange(self, *, finite: bool = True) -> Iterator[Request]:
         self.unsent = 0
-        yield Request(fetch=False)
+        yield Request(fetch=False, finite=finite)
 
 
 class Free(Stepper):
