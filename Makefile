@@ -80,6 +80,6 @@ $(VENV)/.dev: pyproject.toml
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	@echo "make bench: installing what the benchmarks compare with (Ray, Open MPI, torchvision) into $(VENV)."
+	@echo "make bench: installing what the benchmarks compare with (Ray, Open MPI, torchft, torchvision) into $(VENV)."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@

@@ -3,6 +3,7 @@
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from benchmarks.chaos import roles
 from benchmarks.chaos.outcome import FaultRow, row_of
@@ -10,6 +11,7 @@ from benchmarks.chaos.running import Bench
 from benchmarks.harness import MissingPeer, Row
 from benchmarks.peers import killed
 from benchmarks.peers.killed import Killed
+from benchmarks.peers.killed_torchft import torchft
 
 QUICK_RUNS = 2
 RUNS = 5
@@ -21,6 +23,15 @@ PEERS: list[tuple[str, str, Sequence[str], Callable[[int], Killed], str]] = [
     (
         *("worker-killed", "torchrun", WORKER, killed.torchrun),
         "DDP: all processes are killed and start again from their own checkpoint, every 20 steps",
+    ),
+    *(
+        (
+            *("worker-killed", f"torchft-{groups}-groups", WORKER),
+            partial(torchft, groups=groups),
+            f"{groups} replica groups over gloo, lighthouse with a heartbeat timeout of 1 s (default 5): the "
+            "others go on without the dead one",
+        )
+        for groups in (2, 4)
     ),
     (
         *("server-killed", "ray-actor", SERVER, lambda seed: killed.ray_actor(seed, restarts=False)),
@@ -44,7 +55,7 @@ def rows(bench: Bench, so_far: Sequence[FaultRow]) -> list[Row]:
         try:
             ended = [run(seed) for seed in range(QUICK_RUNS if bench.quick else RUNS)]
             seconds = statistics.median(each.seconds for each in ended)
-            note = f"{does}; {statistics.median(each.lost for each in ended):g} steps lost (median)"
+            note = f"{does}; {_medians(ended)}"
         except MissingPeer as missing:
             note = f"skipped: {missing}"
         except (RuntimeError, TimeoutError) as error:
@@ -65,6 +76,15 @@ def rows(bench: Bench, so_far: Sequence[FaultRow]) -> list[Row]:
             )
         )
     return found
+
+
+def _medians(ended: Sequence[Killed]) -> str:
+    """What was lost, and when all were back, in words."""
+    text = f"{statistics.median(each.lost for each in ended):g} steps"
+    samples = [each.samples for each in ended if each.samples is not None]
+    text += f" ({statistics.median(samples):g} samples)" if samples else ""
+    back = [each.back_s for each in ended if each.back_s is not None]
+    return f"{text} lost (median)" + (f"; all back after {statistics.median(back):.1f} s" if back else "")
 
 
 def _ours(bench: Bench, known: dict[str, FaultRow], titles: Sequence[str]) -> FaultRow | None:

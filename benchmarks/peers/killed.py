@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import peers
+from benchmarks.scripts.chaos import BATCH
 
 DDP = Path(__file__).parents[1] / "scripts" / "killed_ddp.py"
 STEPS, STEP_MS, EVERY = 400, 10, 20
@@ -30,6 +31,10 @@ class Killed:
     """Until the end of the next step that began after it."""
     lost: int
     """Steps that were made, and are no more."""
+    samples: int | None = None
+    """Samples of those steps, where they are known."""
+    back_s: float | None = None
+    """Until all take part again, where that is another moment."""
 
 
 def torchrun(seed: int, *, processes: int = 4) -> Killed:
@@ -54,7 +59,8 @@ def torchrun(seed: int, *, processes: int = 4) -> Killed:
         made = _steps(folder)
         before = max(step for began, _, step in made if began <= at)
         ended, first = min((ended, step) for began, ended, step in made if began > at)
-        return Killed(ended - at, max(0, before + 1 - first))
+        lost = max(0, before + 1 - first)
+        return Killed(ended - at, lost, samples=lost * processes * BATCH)
 
 
 def _wait(process: "subprocess.Popen[bytes]", folder: Path, done: Callable[[], bool]) -> None:
