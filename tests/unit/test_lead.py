@@ -71,7 +71,7 @@ def test_with_a_bound_on_the_norm_an_update_is_reduced_first():
     lead = lead_of("bsp", workers=1, clip_norm=1.0)
     worker = Worker(lead, 0)
     worker.take()
-    assert worker.push()[0] == ["reduce", [[0, 0, 0, 4, 1.0]]]
+    assert worker.push()[0] == ["reduce", [[0, 0, 0, 4, 1.0]], 0]
 
 
 def test_asp_applies_at_once_and_records_staleness():

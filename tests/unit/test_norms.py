@@ -4,11 +4,13 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.data.leases import LeaseBook
 from paceline.modes import PushId, parse_mode
 from paceline.ps.lead import QUARANTINE, Lead, Push
-from paceline.ps.norms import LEAST, WINDOW, NormBound
+from paceline.ps.norms import LEAST, WINDOW, NormBound, SliceNorms
 
 
 def test_nothing_is_refused_before_something_is_usual():
@@ -102,3 +104,33 @@ def test_a_push_that_says_no_norm_is_not_judged():
     unbound = Lead(parse_mode("asp"))
     unbound.join(0, 0)
     assert ["apply", [[0, 0, 0, 4, 1.0]]] in unbound.push(push._replace(norm=1e30))
+
+
+# --- the norm of an update, from the norms of its slices ----------------------------------------------
+
+
+def test_the_norm_of_an_update_is_known_when_every_slice_is():
+    norms = SliceNorms()
+    norms.expect(7)
+    assert norms.add(7, [(0, 9.0), (2, 4.0)], 3) is None
+    assert norms.add(7, [(2, 4.0)], 3) is None, "a copy of a slice that is known"
+    assert norms.add(7, [(1, 12.0)], 3) == 5.0
+    assert norms.add(7, [(2, 4.0)], 3) is None, "late: the other copy was enough"
+
+
+@given(
+    joined=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    orders=st.permutations(range(4)),
+)
+def test_it_does_not_matter_when_a_server_joined(joined, orders):
+    """Ten updates; server k is there from update joined[k] on, and one from the first."""
+    norms = SliceNorms()
+    for number in range(10):
+        there = [0, *(k + 1 for k, since in enumerate(joined) if since <= number)]
+        norms.expect(number)
+        slices = {i: there[i % len(there)] for i in range(8)}
+        answers = [
+            norms.add(number, [(i, 1.0) for i, holder in slices.items() if holder == server], len(slices))
+            for server in sorted(there, key=lambda server: orders[server % 4])
+        ]
+        assert [a for a in answers if a is not None] == [8.0**0.5], number

@@ -85,7 +85,6 @@ class Executing:
         """Slices that others sent, by the number of the placement in which we hold them."""
         self._reduced_to: list[Any] = []
         """Number and norms of an update's first half whose second has not come."""
-        self._reduces = 0
         self._reduce_settings: Any = None
         self._peers: dict[int, WorkerPeer] = {}
         self._pushed: dict[PushId, Pushed] = {}
@@ -155,12 +154,11 @@ class Executing:
                 self._place(Placement.from_json(placement))
             case ["checkpoint", _, directory]:
                 self._write_snapshot(Path(directory))
-            case ["reduce", pushes]:
+            case ["reduce", pushes, number]:
                 contributions, self._reduce_settings = self._contributions(pushes)
-                self._reduces += 1
                 norms = self.shard.reduce(contributions)
-                self._reduced_to = [self._reduces, norms]
-                self._reduced(self._reduces, norms)
+                self._reduced_to = [number, norms]
+                self._reduced(number, norms)
             case ["hold", *push]:
                 self._hold(PushId(*push))
                 self._admit(admits, self._copy_only)

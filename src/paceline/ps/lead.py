@@ -6,7 +6,7 @@ cut, and a lease is finished in the same breath as the update computed from it i
 
 No sockets, no torch, no clock: tests drive it directly.
 
-Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["reduce", […the same]]
+Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["reduce", […the same], number]
        ["hold", worker, incarnation, sequence]
        ["commit", scale]   ["drop", worker, incarnation, sequence]
        ["admit", worker, version]   (with "keep" behind: its parameters stay as they are)
@@ -588,7 +588,7 @@ class Lead:
             if self.book and self.mode.batches == "speed" and p.samples:
                 scale *= self.book.part(p.id.worker, p.samples)  # so that every sample counts the same
             parts.append([*p.id, weight, scale])
-        return ["reduce" if self._clip_norm is not None else "apply", parts]
+        return ["apply", parts] if self._clip_norm is None else ["reduce", parts, before]
 
     def _too_late(self, push: Push) -> bool:
         """Whether somebody else was first with these samples: a slow worker's last leases are out twice."""

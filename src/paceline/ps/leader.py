@@ -202,9 +202,10 @@ class LeadServer(Placing):
         self._current = self._lead.version
         self._unsaved = True
         self._after_norms = standby.held
-        if self._reduced_to or any(step[0] == "reduce" for step in self._orders):
+        reduces = [step[2] for step in self._orders if step[0] == "reduce"]
+        if number := self._reduced_to[:1] or reduces:
             self._norms_due = 1
-            self._norms = dict(self._reduced_to[1]) if self._reduced_to else {}
+            self._norms.expect(number[0])
         self._numbered = self._placement.number + _PROMISED  # workers may know of some that never came
         self._pushes = append_pushes(Path(self.config.run_dir) / "pushes.csv", self._lead)
         log.warning("%s leads from here on, in the place of server:%s", self.name, self._led_by)
@@ -213,6 +214,8 @@ class LeadServer(Placing):
             self._fail(LinkError(f"{self.name} lost server:{self._led_by}, and nobody has its slices"))
             return
         self._act([["place", *placement.to_json()]])
+        if self._reduced_to:  # the lead before died between the halves of an update
+            self._add_norms(*self._reduced_to)
         for worker in sorted(self._lead.machine.members - self._peers.keys()):
             incarnation, finished = standby.gone.get(worker, (-1, False))
             present = self._lead.incarnation_of(worker)
@@ -617,6 +620,9 @@ class LeadServer(Placing):
             self._controller.send(Kind.STATS, body)
 
     def _blockers(self, worker: int) -> set[int]:
+        """Workers that this one waits for; none if it waits for a server."""
+        if self._norms_due:
+            return set()
         waits_for = self._lead.machine.waiting.get(worker, set()) | self._lead.missing_assigns
         if not waits_for and self._lead.book:
             waits_for = set(self._lead.book.outstanding)

@@ -1,4 +1,6 @@
-"""Which gradients are absurd, though finite: a bound on their norm, relative to what is usual in the run.
+"""Norms of gradients: which are absurd, and the norm of a whole update from the norms of its slices.
+
+NormBound finds gradients that are absurd, though finite: a bound relative to what is usual in the run.
 
 A fixed bound would need the user to know the norms of his model; this one needs only a factor. Everything
 that workers push counts as usual, also what was refused: one worker that went wrong cannot move the median of
@@ -9,9 +11,11 @@ The norms are those that workers tell. It guards against a broken process, devic
 """
 
 import math
+from collections.abc import Iterable
 from statistics import median
+from typing import Any
 
-__all__ = ["NormBound"]
+__all__ = ["NormBound", "SliceNorms"]
 
 WINDOW = 100
 """Pushes of all workers that say what is usual."""
@@ -42,3 +46,37 @@ class NormBound:
             self._recent = [*self._recent[1 - WINDOW :], norm]
         # Where everything is zero there is no telling what is large.
         return usual is not None and usual > 0 and norm > self.factor * usual
+
+
+class SliceNorms:
+    """Collects the norms of one update's slices from all servers, for `--clip-norm`.
+
+    An update is named by its number in the order, which every server knows. A count of its own would not do:
+    a server that joined later has executed fewer updates.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The update whose norms are awaited; None: of none."""
+        self._squares: dict[int, float] = {}
+
+    def expect(self, number: int) -> None:
+        """The first half of this update is in the order."""
+        self.number = number
+        self._squares = {}
+
+    def add(self, number: int, norms: Iterable[Any], slices: int) -> float | None:
+        """A server's answer. Returns the update's norm once all slices are known, and expects nothing then.
+
+        Args:
+            number: the update that the server has reduced.
+            norms: (slice, sum of squares) of what the server holds. Several servers may hold a slice.
+            slices: how many slices there are.
+        """
+        if number != self.number:
+            return None  # late: the copies of its slices were enough
+        self._squares.update({int(i): float(x) for i, x in norms})
+        if len(self._squares) < slices:
+            return None
+        self.number = None
+        return math.sqrt(sum(self._squares[i] for i in sorted(self._squares)))

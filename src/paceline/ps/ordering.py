@@ -15,6 +15,7 @@ from paceline.modes.lbfgs import Answer
 from paceline.ps.adoption import Adoption
 from paceline.ps.config import undealt
 from paceline.ps.lead import Event, Lead, Steps
+from paceline.ps.norms import SliceNorms
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.server import Server
 from paceline.storage.atomic import write_text_atomically
@@ -47,7 +48,7 @@ class Ordering(Server):
         self._held_since: dict[int, float] = {}
         self._acting = -1
         """The worker whose message is being dealt with."""
-        self._norms: dict[int, float] = {}
+        self._norms = SliceNorms()
         self._norms_due = 0
         self._after_norms: Steps = []
         self._answers: list[list[Answer]] = []
@@ -125,6 +126,8 @@ class Ordering(Server):
         for i, step in enumerate(steps):
             if step[0] in ("reduce", "ask"):
                 self._norms_due = len(self._placement.servers)
+                if step[0] == "reduce":
+                    self._norms.expect(step[2])
                 steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
                 break
         self._forward(steps, self._after_norms)
@@ -165,16 +168,13 @@ class Ordering(Server):
         self._add_norms(number, norms)
 
     def _add_norms(self, number: int, norms: list[Any]) -> None:
-        if number != self._reduces or not self._norms_due:
-            return  # of a server whose slices' copies were enough
-        self._norms.update({int(i): float(x) for i, x in norms})
+        """A server has done the first half of an update. When all have, order the second."""
         assert self.layout is not None
-        if len(self._norms) < len(self.layout.slices):
+        norm = self._norms.add(number, norms, len(self.layout.slices))
+        if norm is None:
             return
         self._norms_due = 0
         assert self.config.clip_norm is not None
-        norm = sum(self._norms[i] for i in sorted(self._norms)) ** 0.5
-        self._norms.clear()
         held, self._after_norms = self._after_norms, []
         # torch.nn.utils.clip_grad_norm_'s formula
         steps: Steps = [["commit", min(1.0, self.config.clip_norm / (norm + 1e-6))]]
