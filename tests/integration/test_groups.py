@@ -622,7 +622,7 @@ train(prepared(), at_step=lambda s: (RANK, s) == (1, 2) and os.open(RUN_DIR / f"
         ),
         (
             "if RANK == 1: objects[1].load_state_dict(objects[1].state_dict())\ntrain(objects)",
-            "worker:0 begins epoch 1 of its loader while worker:1 loads an optimizer state",
+            "worker:0 calls optimizer.step() while worker:1 loads an optimizer state",
         ),
     ],
 )

@@ -177,7 +177,8 @@ result(seen)
     assert ran.results() == {0: [2, 4, 2, 5], 1: [2, 4, 2, 5]}
     assert [a["epoch"] for a in ran.status.leases[:4]] == [0, 1, 2, 3]
     for account in ran.status.leases[:4]:
-        assert account["applied"] + account["refused"] + account["unused"] == 40
+        assert sum(account[fate] for fate in ("applied", "refused", "skipped", "unused")) == 40
+    assert [account["skipped"] for account in ran.status.leases[:4]] == [0, 8, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

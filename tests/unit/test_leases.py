@@ -94,6 +94,7 @@ def test_drop_last_leaves_the_short_end_unused(by_round: bool, unused: int) -> N
         "samples": 14,
         "applied": 14 - unused,
         "refused": 0,
+        "skipped": 0,
         "unused": unused,
     }
 
@@ -265,7 +266,14 @@ def test_a_carried_lease_whose_worker_is_gone_is_unused_in_its_own_epoch(how):
         snapshot = json.loads(json.dumps(book.snapshot()))
         book = book_of(4, 2, 0)
         book.restore(snapshot)
-    assert book.accounts()[0] == {"epoch": 0, "samples": 4, "applied": 2, "refused": 0, "unused": 2}
+    assert book.accounts()[0] == {
+        "epoch": 0,
+        "samples": 4,
+        "applied": 2,
+        "refused": 0,
+        "skipped": 0,
+        "unused": 2,
+    }
     assert book.remaining == 4
 
 
@@ -569,5 +577,35 @@ def test_a_snapshot_with_an_account_of_every_epoch_can_be_restored():
         "samples": 80 * KEPT_EPOCHS,
         "applied": 78 * KEPT_EPOCHS,
         "refused": 2 * KEPT_EPOCHS,
+        "skipped": 0,
         "unused": 0,
     }
+
+
+def test_skipped_samples_are_not_dealt_again_and_count_as_skipped() -> None:
+    book = book_of(8, 4, 2)
+    (first,) = book.take(0, 0, 1)
+    (second,) = book.take(1, 0, 1)
+    assert book.skip(0, [first.id, second.id]) == 4, "the second is not its own"
+    assert book.skip(0, [first.id]) == 0, "it counts once"
+    assert book.take(0, 0, 1) == ()
+    book.finish(1, [second.id])
+    assert book.turn_if_over(set())
+    account = book.accounts()[0]
+    assert (account["applied"], account["skipped"], account["unused"]) == (4, 4, 0)
+
+
+def test_a_skipped_lease_with_a_twin_is_still_the_twins() -> None:
+    book = book_of(4, 4, 2, copies="any")
+    (lease,) = book.take(0, 0, 1)
+    (copy,) = book.take(1, 0, 1)
+    assert book.skip(1, [copy.id]) == 0 and book.finish(0, [lease.id]) == 4
+
+
+def test_a_snapshot_of_before_there_were_skipped_samples_can_be_read() -> None:
+    book = book_of(8, 4, 1)
+    snapshot = book.snapshot()
+    for account in snapshot["accounts"]:
+        del account["skipped"]
+    book.restore(snapshot)
+    assert book.accounts()[0]["skipped"] == 0

@@ -36,6 +36,7 @@ OFTEN = {
     "switch": 4,
     "restore": 1,
     "refuse": 4,
+    "skip": 4,
     "stop_early": 2,
 }
 """How often each event happens."""
@@ -64,7 +65,7 @@ class World:
     # Events
 
     def step(self, often: Mapping[str, int] = OFTEN) -> None:
-        names = [name for name in often if self.impatient or name not in ("refuse", "stop_early")]
+        names = [name for name in often if self.impatient or name not in ("refuse", "skip", "stop_early")]
         name = self.rng.choices(names, weights=[often[name] for name in names])[0]
         if self.held or name in ("join", "turn", "switch", "restore"):
             getattr(self, name)()
@@ -130,6 +131,16 @@ class World:
     def refuse(self) -> None:
         self.finish("refused")
 
+    def skip(self) -> None:
+        rank = self.someone()
+        ids = self.some_ids(rank)
+        alone = [self.held[rank][number] for number in ids if number not in self.twins]
+        for number in ids:
+            self.parted(number)
+            del self.held[rank][number]
+        assert self.book.skip(rank, ids) == sum(lease.samples for lease in alone)
+        self.fates |= {p: "skipped" for lease in alone for p in self.positions(lease)}
+
     def switch(self) -> None:
         self.by_round = not self.by_round
         self.book.deal_by_round(self.by_round)
@@ -180,6 +191,7 @@ class World:
                     "samples": self.samples,
                     "applied": fates["applied"],
                     "refused": fates["refused"],
+                    "skipped": fates["skipped"],
                     "unused": len(self.free),
                 }
             )
@@ -253,9 +265,9 @@ class World:
         }
         *turned, current = book.accounts()
         assert turned == self.expected
-        assert current["applied"] + current["refused"] == len(self.fates)
+        assert current["applied"] + current["refused"] + current["skipped"] == len(self.fates)
         for account in turned:
-            parts = account["applied"] + account["refused"] + account["unused"]
+            parts = sum(account[fate] for fate in ("applied", "refused", "skipped", "unused"))
             assert parts == account["samples"]
 
 
@@ -278,7 +290,9 @@ def test_every_sample_is_applied_exactly_once_per_epoch() -> None:
     assert events >= 50_000
     assert happened["turned"] > 1000
     assert happened["whole epochs"] > 500
-    assert min(happened[e] for e in ("leave", "join", "restore", "refuse", "stop_early", "switch")) > 100
+    assert (
+        min(happened[e] for e in ("leave", "join", "restore", "refuse", "skip", "stop_early", "switch")) > 100
+    )
 
 
 def test_of_twins_the_first_one_counts() -> None:

@@ -45,7 +45,7 @@ def finished(state: str = "succeeded") -> RunStatus:
         checkpoints=["version-000000000090"],
         leases=[
             {"epoch": 0, "samples": 1437, "applied": 1437, "refused": 0, "unused": 0},
-            {"epoch": 1, "samples": 1437, "applied": 1405, "refused": 32, "unused": 0},
+            {"epoch": 1, "samples": 1437, "applied": 1397, "refused": 32, "skipped": 8, "unused": 0},
             {"epoch": 2, "samples": 1437, "applied": 0, "refused": 0, "unused": 0},
         ],
         mode="ssp:2",
@@ -83,8 +83,8 @@ def test_report(tmp_path: Path) -> None:
         row("mode", "ssp:2 (every gradient is applied when it arrives; a worker waits while)"),
         row("worker:1", "finished", 45, *"–––––", "25 %", "–", 0, "0.07", "0.98"),
         "Mean 0.33, at most 1.",
-        row(2, "1,437", "1,405", 32, 0),
-        "In all 2 epochs: 2,842 applied, 32 refused, 0 unused.",
+        row(2, "1,437", "1,397", 32, 8, 0),
+        "In all 2 epochs: 2,834 applied, 32 refused, 8 skipped, 0 unused.",
         row("workers replaced", 1),
         "<li>worker:1 was killed by signal 9 | replaced</li>",
         "version-000000000090",
@@ -101,7 +101,7 @@ def test_the_samples_of_epochs_without_an_account_of_their_own_are_in_the_sums(t
     status.earlier_epochs = {"epochs": 4000, "samples": 5_748_000, "applied": 5_747_990, "unused": 10}
     write_report(tmp_path, status, JOB, COMMAND)
     text = (tmp_path / "report.html").read_text()
-    assert "In all 4,002 epochs: 5,750,832 applied, 32 refused, 10 unused." in text
+    assert "In all 4,002 epochs: 5,750,824 applied, 32 refused, 8 skipped, 10 unused." in text
 
 
 def test_summary_has_the_same_numbers(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ breath, and goes back to the pool when its worker dies. So every sample is appli
 epoch, whoever comes or goes, and a slow worker simply takes fewer.
 
     pool ──take──► outstanding ──finish──► applied, or refused
+      ▲                 │ ├──skip────────► skipped: read, but not trained on
       ▲                 │
       └─give_back, left─┘          what is still in the pool when an epoch turns: unused
 
@@ -111,6 +112,7 @@ class LeaseBook:
                 "samples": self._samples,
                 "applied": 0,
                 "refused": 0,
+                "skipped": 0,
                 "unused": 0,
             }
         )
@@ -231,6 +233,21 @@ class LeaseBook:
             if lease.epoch < self.epoch:
                 self._count_in(lease.epoch, "unused", lease.samples)
 
+    def skip(self, worker: int, ids: Iterable[int]) -> int:
+        """The worker's script read these leases and made no step with them. They are not dealt again.
+
+        One that has a twin is forgotten: its samples are still the twin's.
+
+        Returns:
+            The number of samples that are skipped by this.
+        """
+        samples = 0
+        for lease, twin in self._withdraw(worker, ids):
+            if twin is None:
+                self._count_in(lease.epoch, "skipped", lease.samples)
+                samples += lease.samples
+        return samples
+
     def carry(self, worker: int, ids: Iterable[int]) -> None:
         """The worker read these to the end of its epoch, but their update comes later (accumulation).
 
@@ -316,7 +333,7 @@ class LeaseBook:
     def accounts(self) -> list[dict[str, int]]:
         """What became of the samples of each of the last `KEPT_EPOCHS` epochs, the current one last.
 
-        In an epoch that is over and has no carried leases, applied + refused + unused == samples.
+        In an epoch that is over and has no carried leases, applied + refused + skipped + unused == samples.
         """
         return [dict(account) for account in self._accounts]
 
@@ -361,7 +378,7 @@ class LeaseBook:
         self._twins.clear()
         self._carried.clear()
         self._open_epoch()
-        self._accounts = deque(dict(account) for account in snapshot["accounts"])
+        self._accounts = deque({"skipped": 0, **account} for account in snapshot["accounts"])
         self._earlier = dict(snapshot.get("earlier", {"epochs": 0}))
         self._fold()
         self._pool = tuple((start, stop) for start, stop in snapshot["pool"])

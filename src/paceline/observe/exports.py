@@ -96,6 +96,7 @@ def prometheus(status: RunStatus) -> str:
         ("idleness_ratio", "gauge", "Part of the workers' time spent waiting.", status.idleness),
         ("restarts_total", "counter", "Workers replaced.", status.restarts),
         ("takeovers_total", "counter", "Controllers replaced.", status.takeovers),
+        ("skipped_samples_total", "counter", "Samples read without a step.", status.skipped),
         ("refused_pushes_total", "counter", "Pushes refused for NaN or Inf.", status.refused),
         ("dropped_pushes_total", "counter", "Pushes not applied.", status.dropped),
         ("lost_pushes_total", "counter", "Pushes lost with who held them.", status.lost),

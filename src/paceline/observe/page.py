@@ -23,6 +23,8 @@ __all__ = ["key_figures", "run_page"]
 MOST_ROWS = 100
 """Of a table that grows with the run; the page says what it leaves out."""
 MOST_METRICS = 12
+_FATES = ("applied", "refused", "skipped", "unused")
+"""What can become of a sample in an epoch."""
 
 ORDER = (
     *("forward", "backward", "update", "other", "load", "lease"),
@@ -448,17 +450,16 @@ class _Page:
             account
             for account in self.status.leases
             # The epoch that begins as the last one ends: nothing happened in it.
-            if len(self.status.leases) == 1
-            or any(account.get(what) for what in ("applied", "refused", "unused"))
+            if len(self.status.leases) == 1 or any(account.get(what) for what in _FATES)
         ]
         rows = [
             (
                 account.get("epoch", 0) + 1,
-                *(words.count(account.get(w, 0)) for w in ("samples", "applied", "refused", "unused")),
+                *(words.count(account.get(w, 0)) for w in ("samples", *_FATES)),
             )
             for account in accounts[-MOST_ROWS:]
         ]
-        table = markup.table(("epoch", "samples", "applied", "refused", "unused"), rows)
+        table = markup.table(("epoch", "samples", *_FATES), rows)
         earlier = self.status.earlier_epochs
         epochs = len(accounts) + earlier.get("epochs", 0)
         if len(rows) > 12:
@@ -468,8 +469,9 @@ class _Page:
             table = f"<details><summary>{title}</summary>{table}</details>"
         return markup.section(
             "Samples",
-            "Every sample of an epoch is applied once, refused with a NaN or Inf gradient, or left unused (a "
-            "short last batch, or a loop that ended early).",
+            "Every sample of an epoch is applied once, refused with a NaN or Inf gradient, skipped (the "
+            "script read it and made no step with it), or left unused (a short last batch, or a loop that "
+            "ended early).",
             self._sums([earlier, *accounts], epochs),
             table,
         )
@@ -480,8 +482,7 @@ class _Page:
         if epochs < 2:
             return ""
         said = ", ".join(
-            f"{words.count(sum(int(each.get(what, 0)) for each in accounts))} {what}"
-            for what in ("applied", "refused", "unused")
+            f"{words.count(sum(int(each.get(what, 0)) for each in accounts))} {what}" for what in _FATES
         )
         return markup.paragraph(f"In all {words.count(epochs)} epochs: {said}.")
 

@@ -130,6 +130,7 @@ def summary_of(
         "leases": status.leases,
         "earlier_epochs": status.earlier_epochs,
         "refused": status.refused,
+        "skipped": status.skipped,
         "dropped": status.dropped,
         "lost": status.lost,
         "restarts": status.restarts,

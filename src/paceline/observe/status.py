@@ -119,6 +119,8 @@ class RunStatus:
     """How many pushes were applied at each staleness."""
     refused: int = 0
     """Pushes refused because they held NaN or Inf."""
+    skipped: int = 0
+    """Samples that scripts read and made no step with, in all epochs."""
     dropped: int = 0
     """Pushes not applied: late in backup mode, second of two in sandblaster, or a repetition."""
     lost: int = 0
@@ -146,6 +148,7 @@ class RunStatus:
         """What the lead server tells of the run, now and then."""
         for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
             setattr(self, name, int(told[name]))
+        self.skipped = int(told.get("skipped", 0))
         self.update_s = float(told["update_s"])
         self.staleness = {int(k): int(v) for k, v in told["staleness"].items()}
         self.leases = told["leases"]
@@ -172,7 +175,7 @@ class RunStatus:
         """How much of the current epoch is done, 0 to 1; None if its length is unknown."""
         if self.leases:
             account = self.leases[-1]
-            done = sum(int(account.get(what, 0)) for what in ("applied", "refused", "unused"))
+            done = sum(int(account.get(what, 0)) for what in ("applied", "refused", "skipped", "unused"))
             return min(1.0, done / max(1, int(account.get("samples", 0))))
         if not self.samples_per_epoch:
             return None

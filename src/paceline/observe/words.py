@@ -94,6 +94,7 @@ def trouble(status: RunStatus) -> list[str]:
         plural(status.restarts, "restart"): status.restarts,
         f"{plural(status.takeovers, 'controller')} replaced": status.takeovers,
         f"{count(status.refused)} refused": status.refused,
+        f"{plural(status.skipped, 'sample')} skipped": status.skipped,
         f"{count(status.dropped)} dropped": status.dropped,
         f"{count(status.lost)} lost": status.lost,
         f"{plural(status.lost_updates, 'update')} lost": status.lost_updates,

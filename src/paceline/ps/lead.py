@@ -93,6 +93,8 @@ class Totals:
     pushes: int = 0
     dropped: int = 0
     refused: int = 0
+    skipped: int = 0
+    """Samples that scripts read and made no step with."""
     staleness: Counter[int] = field(default_factory=Counter)
 
 
@@ -152,6 +154,9 @@ class Lead:
         # Clock and last epoch of those whose script ended in order; the epochs of the others.
         self._finished: dict[int, tuple[int, int]] = {}
         self._entered: dict[int, int] = {}
+        self._looking: dict[int, int] = {}
+        """Workers that have taken leases of an epoch after others ended their script, and made no step since:
+        a script may look at a batch when its training is over."""
         self._told_over: dict[int, int] = {}
         self._late: set[int] = set()
         """Workers that were behind when the mode changed."""
@@ -194,7 +199,7 @@ class Lead:
             case "heard":
                 self.requests[arguments[0]] = arguments[1]
                 return None
-            case "join" | "granted" | "give_back" | "carry" | "refuse" | "spoiled":
+            case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled":
                 return getattr(self, name)(*arguments)
         raise FrameError(f"an event {name!r:.40} that no Lead knows")
 
@@ -246,6 +251,7 @@ class Lead:
         self._parked.pop(worker, None)
         self._finished.pop(worker, None)
         self._entered.pop(worker, None)
+        self._looking.pop(worker, None)
         for numbers in (self.requests, self.takes, self.grants, self._told_over):
             numbers.pop(worker, None)
         self._keeping.discard(worker)
@@ -301,10 +307,13 @@ class Lead:
         """A gradient arrived whole.
 
         Raises:
-            EarlyExit: in a mode that waits for everybody, a worker's script ended before the others'.
+            EarlyExit: a worker's script ended in an earlier epoch than the pusher's or, without a loader, in
+                a mode that waits for everybody.
         """
         if self.mode.bound == 0 and push.id.worker not in self._entered:
             self._check_nobody_finished(push.id.worker)
+        if (epoch := self._looking.pop(push.id.worker, None)) is not None:
+            self._check_nobody_finished(push.id.worker, epoch)
         push = self._judged(push)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
@@ -333,11 +342,14 @@ class Lead:
             wait: it has used up all it had, so it may be parked; else an empty answer comes at once.
 
         Raises:
-            EarlyExit: another worker's script ended in an earlier epoch.
+            EarlyExit: another worker's script ended in an earlier epoch, and this one waits for more samples.
         """
         if not self.over(epoch):
             self._entered[worker] = max(epoch, self._entered.get(worker, 0))
-            self._check_nobody_finished(worker, epoch)
+            if wait:
+                self._check_nobody_finished(worker, epoch)
+            elif self._finished:
+                self._looking[worker] = epoch
         leases = self._draw(worker, epoch, limit)
         if leases or self.over(epoch) or not wait:
             self._grant(worker, epoch, leases)
@@ -472,6 +484,11 @@ class Lead:
         if self.book:
             self.book.finish(worker, leases, refused=True)
 
+    def skip(self, worker: int, leases: Sequence[int], samples: int) -> None:
+        """A worker's script read these leases, and samples without a lease, and made no step with them."""
+        if self.speaks(worker):
+            self.totals.skipped += samples + (self.book.skip(worker, leases) if self.book else 0)
+
     def snapshot(self) -> dict[str, Any]:
         """Everything that a checkpoint must hold of the lead, as JSON."""
         return {
@@ -482,6 +499,7 @@ class Lead:
             "streamed": self._streamed,
             "samples": self.totals.samples,
             "pushes": self.totals.pushes,
+            "skipped": self.totals.skipped,
             "staleness": {str(k): v for k, v in self.totals.staleness.items()},
         }
 
@@ -496,6 +514,7 @@ class Lead:
         self._streamed = snapshot["streamed"]
         self.totals.samples = snapshot["samples"]
         self.totals.pushes = snapshot["pushes"]
+        self.totals.skipped = snapshot.get("skipped", 0)
         self.totals.staleness = Counter({int(k): v for k, v in snapshot["staleness"].items()})
 
     def _check_nobody_finished(self, worker: int, epoch: int | None = None) -> None:

@@ -377,6 +377,7 @@ class LeadServer(Placing):
         peer.residual = field(body, "residual", float, peer.residual)
         if "refused" in body:
             self._do("refuse", peer.worker, field(body, "refused", list))
+        self._hear_skipped(peer, body)
         if field(body, "carries", str, "slot") == "parameters":
             self._take_parameters(peer)
         if void:
@@ -397,6 +398,16 @@ class LeadServer(Placing):
         self._act(steps)
         if self._lead.sick:
             self._quarantine()
+
+    def _hear_skipped(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
+        """Batches that a worker's script read and made no step with come with its next message."""
+        if "skipped" in body:
+            leases, samples = field(body, "skipped", list), field(body, "skipped_samples", int, 0)
+            self._do("skip", peer.worker, leases, samples)
+
+    def _on_bye(self, connection: Connection, frame: Frame) -> None:
+        self._hear_skipped(self._peer(connection), frame.body)
+        super()._on_bye(connection, frame)
 
     def _heard(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
         """A request that is answered by an admit."""
@@ -456,6 +467,7 @@ class LeadServer(Placing):
         for name in ("give_back", "carry"):
             if name in body:
                 self._do(name, peer.worker, field(body, name, list))
+        self._hear_skipped(peer, body)
         limit = min(LEASES_AT_ONCE, max(0, field(body, "limit", int)))
         leases, steps = self._do("take", peer.worker, epoch, limit, field(body, "wait", bool), number)
         if leases is None:

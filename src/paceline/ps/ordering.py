@@ -200,6 +200,7 @@ class Ordering(Server):
             "pushes": totals.pushes,
             "dropped": totals.dropped,
             "refused": totals.refused,
+            "skipped": totals.skipped,
             "lost": self.lost,
             "update_s": round(self.update_s, 6),
             "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},

@@ -2,7 +2,7 @@
 
 * `alone.py`     Session: what prepare() talks to; of a script that runs alone.
 * `session.py`   RunSession: the same, of a worker of a run.
-* `account.py`   Account: leases and samples of its batches, until a push covers them.
+* `account.py`   Account: its batches, until a push covers them or they are skipped.
 * `untouched.py` Untouched: says so when the script changes what the servers own.
 * `reporting.py` Reporter: tells the controller how the worker does.
 * `links.py`     Links: to all servers, which break, and which of them holds what.

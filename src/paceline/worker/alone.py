@@ -90,6 +90,7 @@ class AloneSession(Session):
         if got.loader is not None:
             facts = data_facts(got.loader)
             source = _AloneSource(facts)
+            got.optimizer.register_step_post_hook(source.stepped)
             loader = lease_loader(got.loader, source, seed=self._seed, rank=0, world_size=1)
         offer_no_sync(got.model)
         return got.give_back(objects, loader)
@@ -101,6 +102,7 @@ class _AloneSource:
     def __init__(self, facts: dict[str, Any]) -> None:
         self._book: LeaseBook | None = None
         self._epoch = 0
+        self.steps = 0
         if "samples" in facts:
             self._book = LeaseBook(by_round=True, **facts)
             self._book.joined(0)
@@ -129,6 +131,15 @@ class _AloneSource:
 
     def back(self) -> None:
         pass
+
+    def ended(self, epoch: int) -> None:
+        pass
+
+    def left(self, epoch: int, *, peek: bool) -> list[int]:
+        return []
+
+    def stepped(self, *_: Any) -> None:
+        self.steps += 1
 
 
 @contextlib.contextmanager

@@ -314,18 +314,21 @@ class Client(Links):
         wait: bool,
         give_back: Sequence[int] = (),
         carry: Sequence[int] = (),
+        skipped: dict[str, Any] | None = None,
     ) -> Grant:
         """Leases of an epoch; with `wait` blocks until there are some or the epoch is over.
 
         Args:
             give_back: leases that this worker will not use.
             carry: leases it has used, whose gradient goes into a later push.
+            skipped: what no push will cover, as in a push.
         """
         body: dict[str, Any] = {"epoch": epoch, "limit": limit, "wait": wait}
         if give_back:
             body["give_back"] = list(give_back)
         if carry:
             body["carry"] = list(carry)
+        body |= skipped or {}
         self._read_notices()
         if self._next is not None:
             self._get_ready()
@@ -425,11 +428,16 @@ class Client(Links):
             with self._losing(connection):
                 self._send(connection, Kind.SAVED, body, [blob])
 
-    def bye(self) -> None:
-        """Leave in order: the script has ended, or the run wanted it so."""
+    def bye(self, skipped: dict[str, Any] | None = None) -> None:
+        """Leave in order: the script has ended, or the run wanted it so.
+
+        Args:
+            skipped: what no push covered, as in a push.
+        """
         for connection in reversed(self._links):
             with contextlib.suppress(LinkError):
-                self._send(connection, Kind.BYE, {"left": True} if self.leave_due else {})
+                body = {"left": True} if self.leave_due else skipped or {}
+                self._send(connection, Kind.BYE, body)
         self.close()
 
     # --- frames -----------------------------------------------------------------------------------

@@ -182,9 +182,10 @@ class GroupStepper(Stepper):
         if news["save"]:
             self._run.owe_save()
 
-    def enter(self, epoch: int) -> None:
-        """The script begins an epoch: a group does that together, from the same parameters."""
-        self._group.meet(f"begins epoch {epoch + 1} of its loader")
+    def end_epoch(self, epoch: int) -> None:
+        """The script has read an epoch to its end. The group does that together, and goes on from the same
+        parameters. (Where an epoch begins one member may be alone: its script only looks at a batch.)"""
+        self._group.meet(f"ends epoch {epoch + 1} of its loader")
         if self.mode.inner is not None:
             self.share()
 

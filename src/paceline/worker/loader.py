@@ -10,7 +10,8 @@ import collections
 import contextlib
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,11 +48,28 @@ class LeaseSource(Protocol):
     def entering(self, epoch: int) -> None:
         """The script begins this epoch; nothing of it is read yet."""
 
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps that the script has made."""
+
     def entered(self, epoch: int) -> None:
         """The script is in this epoch now; its first batch comes next, unless the epoch is over."""
 
     def back(self) -> None:
         """The script is through with a batch and asks for the next one."""
+
+    def ended(self, epoch: int) -> None:
+        """The script has read its last batch of this epoch, or there was none left for it."""
+
+    def left(self, epoch: int, *, peek: bool) -> list[int]:
+        """The script stopped reading before the epoch's end.
+
+        Args:
+            peek: it made no step since it began to read: it reads the same batches again.
+
+        Returns:
+            Leases to give back: of batches that the script got and did not train on.
+        """
 
 
 def data_facts(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -113,26 +131,98 @@ def lease_loader(
 class _Wrapped:
     """Everything that is not iteration is the user's loader's."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], source: LeaseSource) -> None:
         self.loader = loader
+        self._source = source
+        self._epoch = 0
+        self._reading: weakref.ref[_Iteration] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)
 
+    def __iter__(self) -> Iterator[Any]:
+        return _Iteration(self)
+
+    def begin(self, iteration: "_Iteration") -> Iterator[Any]:
+        """The batches of the next epoch. An iteration that has not ended, ends here."""
+        before = self._reading() if self._reading is not None else None
+        if before is not None:
+            before.supersede()
+        self._reading = weakref.ref(iteration)
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return self._batches_of(epoch, self._source.steps)
+
+    def _batches_of(self, epoch: int, steps: int) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def _leave(self, epoch: int, steps: int) -> tuple[bool, list[int]]:
+        """The script stopped reading early. Without a step since, it was a peek: the epoch begins again.
+
+        Returns:
+            Whether it was a peek, and leases to give back.
+        """
+        peek = self._source.steps == steps
+        if peek:
+            self._epoch = epoch
+        return peek, self._source.left(epoch, peek=peek)
+
+
+class _Iteration:
+    """One pass of a script over a prepared loader.
+
+    It begins with the first `next()`, and ends the pass before it.
+    """
+
+    def __init__(self, loader: _Wrapped) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
+        self._any = self._superseded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._superseded:
+            raise UsageError(
+                "an iterator over the prepared loader was used after another one had begun. A prepared "
+                "loader has one iterator at a time: use the newest, or iterate over the loader that was "
+                "given to prepare()."
+            )
+        if self._batches is None:
+            self._batches = self._loader.begin(self)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if self._any:
+                raise
+            raise StopIteration(
+                "the prepared loader has no batch in this epoch: the run has finished it already (it was "
+                "resumed, or this worker was replaced), or other workers have taken all of them. To look "
+                "at a batch, iterate over the loader that was given to prepare()."
+            ) from None
+        self._any = True
+        return batch
+
+    def supersede(self) -> None:
+        """Another iteration begins."""
+        self._superseded = True
+        if isinstance(self._batches, Generator):
+            self._batches.close()
+
 
 class LeasedLoader(_Wrapped):
     """Iterates over this worker's leases of one epoch after the other."""
 
     def __init__(self, loader: DataLoader[Any], source: LeaseSource, *, seed: int, world_size: int) -> None:
-        super().__init__(loader)
-        self._source = source
+        super().__init__(loader, source)
         self._seed = seed
         self._world_size = world_size
-        self._epoch = 0
         self._granted: collections.deque[tuple[int, Ranges]] = collections.deque()
-        self._issued: collections.deque[tuple[int, int]] = collections.deque()
+        self._issued: collections.deque[tuple[int, Ranges, int]] = collections.deque()
+        self._handed: list[tuple[int, Ranges]] = []
+        """Leases whose batches the script got since it began to read, until it makes a step."""
         self._unused: list[int] = []
         self._order: Callable[[Ranges], list[int]] = lambda _: []
         self._inner = _rebuilt(loader, _Batches(self))
@@ -141,17 +231,16 @@ class LeasedLoader(_Wrapped):
         """Batches an epoch if all workers are equally fast."""
         return -(-len(self.loader) // self._world_size)
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self._epoch
-        self._epoch += 1
-        more = self._take(epoch, wait=False)
+    def _batches_of(self, epoch: int, steps: int) -> Iterator[Any]:
+        more = bool(self._granted) or self._take(epoch, wait=False)  # after a peek there are some
         self._source.entering(epoch)
         if not more:
             # A resumed run may have turned the page already: the script was in this epoch all the same.
             self._source.entered(epoch)
+            self._source.ended(epoch)
             return
         self._order = self._order_of(epoch)
-        entered = False
+        entered = ended = False
         try:
             while True:
                 inner: Iterator[Any] = iter(self._inner) if self._granted else iter(())
@@ -159,17 +248,31 @@ class LeasedLoader(_Wrapped):
                     self._source.entered(epoch)
                     entered = True
                 for batch in inner:
-                    lease, samples = self._issued.popleft()
+                    lease, ranges, samples = self._issued.popleft()
+                    if self._source.steps == steps:
+                        self._handed.append((lease, ranges))
                     self._source.used(lease, samples)
                     yield batch
                     self._source.back()
                 if not self._take(epoch, wait=True):
+                    ended = True
+                    self._source.ended(epoch)
                     return
         finally:
-            # A script that leaves its loop early gives back what it was granted.
-            self._unused += [lease for lease, _ in [*self._issued, *self._granted]]
-            self._issued.clear()
-            self._granted.clear()
+            if not ended:
+                self._stop(epoch, steps)
+            self._handed.clear()
+
+    def _stop(self, epoch: int, steps: int) -> None:
+        """The script left its loop early: it gives back its leases, or reads them again after a peek."""
+        peek, unused = self._leave(epoch, steps)
+        ahead = [(lease, ranges) for lease, ranges, _ in self._issued]
+        self._issued.clear()
+        if peek:
+            self._granted.extendleft(reversed([*self._handed, *ahead]))
+            return
+        self._unused += [*unused, *(lease for lease, _ in [*ahead, *self._granted])]
+        self._granted.clear()
 
     def _take(self, epoch: int, *, wait: bool) -> bool:
         """Get leases; False when the epoch is over."""
@@ -185,7 +288,7 @@ class LeasedLoader(_Wrapped):
                 return
             lease, ranges = self._granted.popleft()
             indices = self._order(ranges)
-            self._issued.append((lease, len(indices)))
+            self._issued.append((lease, ranges, len(indices)))
             yield indices
 
     def _more(self) -> bool:
@@ -252,33 +355,37 @@ class StreamLoader(_Wrapped):
     def __init__(
         self, loader: DataLoader[Any], source: LeaseSource, *, rank: int, world_size: int, group_start: int
     ) -> None:
-        super().__init__(loader)
-        self._source = source
+        super().__init__(loader, source)
         self._rank = rank
         self._group_start = group_start
         self._world_size = world_size
-        self._epoch = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self._epoch
-        self._epoch += 1
+    def _batches_of(self, epoch: int, steps: int) -> Iterator[Any]:
         over = self._source.take(epoch, 0, wait=False, give_back=()).over
         self._source.entering(epoch)
         self._source.entered(epoch)
         if over:
+            self._source.ended(epoch)
             return
         last = 0
-        for i, batch in enumerate(self.loader):
-            last = i % self._world_size
-            if last == self._rank:
-                self._source.used(None, _length(batch))
+        ended = False
+        try:
+            for i, batch in enumerate(self.loader):
+                last = i % self._world_size
+                if last == self._rank:
+                    self._source.used(None, _length(batch))
+                    yield batch
+                    self._source.back()
+            if self._group_start <= last < self._rank:
+                self._source.used(None, 0, counts=False)
                 yield batch
                 self._source.back()
-        if self._group_start <= last < self._rank:
-            self._source.used(None, 0, counts=False)
-            yield batch
-            self._source.back()
+            ended = True
+        finally:
+            if not ended:
+                self._leave(epoch, steps)
         self._source.take(epoch, 0, wait=True, give_back=())
+        self._source.ended(epoch)
 
 
 def _length(batch: Any) -> int:

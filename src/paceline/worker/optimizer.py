@@ -18,6 +18,7 @@ __all__ = ["ExchangingOptimizer", "make_exchanging", "pack_state", "unpack_state
 
 class _Exchange(Protocol):
     def step(self) -> None: ...
+    def zeroed(self, optimizer: torch.optim.Optimizer) -> None: ...
     def optimizer_state(self) -> dict[str, Any]: ...
     def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
 
@@ -43,6 +44,11 @@ class ExchangingOptimizer(torch.optim.Optimizer):
 
     # A scheduler made earlier wrapped the old step; it must find this one as good.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; batches whose gradients are gone without a step are counted as skipped."""
+        super().zero_grad(set_to_none)
+        self._paceline.zeroed(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the servers' layout is fixed."""

@@ -1,5 +1,6 @@
 """When a script's own phases begin and end: the model's forward, and backward."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from paceline.observe.phases import Phase
 from paceline.observe.spans import Lane
 
-__all__ = ["watch_backward", "watch_forward"]
+__all__ = ["on_backward", "watch_backward", "watch_forward"]
 
 
 def watch_forward(model: nn.Module, lane: Lane) -> None:
@@ -53,3 +54,25 @@ def watch_backward(lane: Lane) -> None:
             lane.enter(phase)
 
     torch.autograd.backward = timed
+
+
+def on_backward(begins: Callable[[], None], ended: Callable[[], None]) -> None:
+    """From here on have it told when gradients are computed in this process: by backward, or by
+    `torch.autograd.grad` unless its result is differentiated again (a penalty on gradients is a part of a
+    loss, and a backward pass follows).
+    """
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+
+    def told_backward(*args: Any, **kwargs: Any) -> None:
+        begins()
+        backward(*args, **kwargs)
+        ended()
+
+    def told_grad(*args: Any, **kwargs: Any) -> Any:
+        found = grad(*args, **kwargs)
+        if not kwargs.get("create_graph") and not (len(args) > 4 and args[4]):
+            ended()
+        return found
+
+    torch.autograd.backward = told_backward
+    torch.autograd.grad = told_grad

@@ -95,6 +95,8 @@ class PipelinedClient(Client):
         self._pushes = 0
         self._ahead: collections.deque[int] = collections.deque()
         """Epochs of the leases that are asked for already."""
+        self._unsaid: dict[str, Any] = {}
+        """Batches that were skipped, to be told with the next request for leases."""
         self._early: EarlySlices | None = None
         self._upload: Callable[[int], None] | None = None
 
@@ -152,10 +154,10 @@ class PipelinedClient(Client):
         """Call this with each slice that has arrived, before anybody looks at it."""
         self._upload = upload
 
-    def bye(self) -> None:
+    def bye(self, skipped: dict[str, Any] | None = None) -> None:
         """As any client."""
         self._closing = True
-        super().bye()
+        super().bye(_together(self._unsaid, skipped or {}))
 
     def close(self) -> None:
         """Send what is left to send, close all links, end all threads."""
@@ -228,12 +230,14 @@ class PipelinedClient(Client):
         wait: bool,
         give_back: Sequence[int] = (),
         carry: Sequence[int] = (),
+        skipped: dict[str, Any] | None = None,
     ) -> Grant:
         """As any client; but the next leases are asked for when the last ones are handed out.
 
         So that they are there when a reply would be, and towards an epoch's end they are few: as many
         requests are on their way as `prefetch` steps will need.
         """
+        self._unsaid = _together(self._unsaid, skipped or {})
         grant = None
         while self._ahead and grant is None:
             asked = self._ahead.popleft()
@@ -244,11 +248,14 @@ class PipelinedClient(Client):
         if grant is None:
             if wait and len(self._links) > 1:
                 self.settle()  # who is parked at the lead could not tell that another server is late
-            grant = super().take(epoch, limit, wait=wait, give_back=give_back, carry=carry)
+            skipped, self._unsaid = self._unsaid, {}
+            grant = super().take(epoch, limit, wait=wait, give_back=give_back, carry=carry, skipped=skipped)
         if grant.leases and not grant.over:
             for _ in range(len(self._ahead), -(-(self.prefetch + 1) // len(grant.leases))):
                 self._ahead.append(epoch)
-                self._send(self._lead, Kind.TAKE, {"epoch": epoch, "limit": limit, "wait": False})
+                body = {"epoch": epoch, "limit": limit, "wait": False, **self._unsaid}
+                self._unsaid = {}
+                self._send(self._lead, Kind.TAKE, body)
         return grant
 
     def _catch_up(self, version: int) -> None:
@@ -507,6 +514,11 @@ class EarlySlices:
     def judge(self, *, all_right: bool) -> None:
         """Whether all slices were at the step what they were when they left."""
         self._pause = max(0, self._pause - 1) if all_right else _PAUSE_STEPS
+
+
+def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Lists and numbers of two messages, added up."""
+    return {k: one[k] + other[k] if k in one and k in other else (one | other)[k] for k in one | other}
 
 
 _memcmp = ctypes.CDLL(None).memcmp

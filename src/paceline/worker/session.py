@@ -29,7 +29,7 @@ from paceline.params import (
     tensor_views,
     use_fused,
 )
-from paceline.worker.account import Account
+from paceline.worker.account import Account, Skipped
 from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync
 from paceline.worker.buffers import BufferSchedule
 from paceline.worker.client import Client, Grant
@@ -40,7 +40,7 @@ from paceline.worker.group import Group, GroupLinks, part_of
 from paceline.worker.group_stepping import GroupMemory, GroupStepper
 from paceline.worker.loader import data_facts, lease_loader
 from paceline.worker.optimizer import make_exchanging, pack_state, unpack_state
-from paceline.worker.phases import watch_backward, watch_forward
+from paceline.worker.phases import on_backward, watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
 from paceline.worker.reporting import Reporter
 from paceline.worker.state import (
@@ -120,6 +120,8 @@ class RunSession(Session):
         self._cut = 0
         self._resume: dict[str, Tensor] = {}
         self._skipping: int | None = None
+        self._went_on: tuple[int, dict[str, Tensor]] | None = None
+        """From where this worker has gone on after a resume, until its first step."""
         self._replaying = False
         self._epoch = -1
         self._clock = 0
@@ -181,6 +183,7 @@ class RunSession(Session):
         if self._group is None:  # without one of its members a group goes back to a checkpoint
             self._buffers = BufferSchedule(got.model, self._trained, workers=self.world_size)
         self.prepared = True
+        on_backward(self._find_zeroed, self._account.backward)
         if self._spans.on:
             watch_forward(got.model, self._lane)
             watch_backward(self._lane)
@@ -333,7 +336,7 @@ class RunSession(Session):
         if not self.mode.local:
             self._untouched.check_parameters()
         self._untouched.check_frozen()
-        self._replaying = False
+        self._replaying, self._went_on = False, None
         if self._faults.all:
             self._suffer()
         for request in self._stepper.step():
@@ -353,6 +356,23 @@ class RunSession(Session):
         protection.begin_step(self._clock)
         if self._client.leave_due:
             raise SystemExit(0)  # the script ends here; `finish` says goodbye
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the script has made."""
+        return self._clock
+
+    def zeroed(self, optimizer: torch.optim.Optimizer) -> None:
+        """The script zeroed an optimizer's gradients."""
+        if self._account.accumulating:
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if all(p.grad is None for p in self._parameters if id(p) not in own):
+                self._account.zeroed()
+
+    def _find_zeroed(self) -> None:
+        """A backward pass begins: the script may have zeroed gradients without the optimizer's help."""
+        if self._account.accumulating and all(p.grad is None for p in self._parameters):
+            self._account.zeroed()
 
     def _suffer(self) -> None:
         """Faults on purpose, at this step."""
@@ -420,6 +440,8 @@ class RunSession(Session):
             body["norm"] = self._stepper.slot_norm()
         if refused := self._account.take_refused():
             body["refused"] = refused
+        if request.covers_step:  # else it may be another thread's, and the account is this one's
+            body |= _as_told(self._account.take_skipped())
         return body
 
     def _settings_changed(self) -> bool:
@@ -556,8 +578,11 @@ class RunSession(Session):
         version = self._client.version
         # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
         with self._link:
+            skipped = _as_told(self._account.take_skipped())
             carry = self._account.all_leases() if wait else ()
-            grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry)
+            grant = self._client.take(
+                epoch, limit, wait=wait, give_back=give_back, carry=carry, skipped=skipped
+            )
         self._follow_mode()
         if self._client.version != version:
             self._from_host()
@@ -566,7 +591,7 @@ class RunSession(Session):
         if grant.save or self._client.save_due():
             self._relays_save = True
             self._save()
-        if self._client.leave_due and not self._account.leases:
+        if self._client.leave_due and not self._account.accumulating:
             raise SystemExit(0)
         if grant.over and not grant.leases:
             self._lane.enter(Phase.OTHER)  # the script's loop ends here
@@ -575,8 +600,8 @@ class RunSession(Session):
     def _without_step(self, epoch: int, *, wait: bool) -> list[int]:
         """Sandblaster: leases of a loop that was left early, whose last batch got no step."""
         if epoch > self._epoch:
-            return self._account.drop_step()
-        if wait and (leases := self._account.leases):
+            return self._account.drop_open()
+        if wait and (leases := self._account.open_leases()):
             raise UsageError(
                 f"worker:{self.rank} read {len(leases)} batches at the end of epoch {epoch + 1} and "
                 f"made no optimizer.step() for them. In mode {self.mode} a step adds a batch to the gradient "
@@ -602,8 +627,7 @@ class RunSession(Session):
 
     def entering(self, epoch: int) -> None:
         """After a resume from between two epochs: all is put back before the epoch is begun."""
-        if isinstance(self._stepper, GroupStepper):
-            self._stepper.enter(epoch)
+        self._account.begin_iteration()
         if epoch_of(self._resume) != epoch:
             self._go_on(epoch)
 
@@ -612,9 +636,26 @@ class RunSession(Session):
         self._go_on(epoch)
         self._epoch = epoch
 
+    def ended(self, epoch: int) -> None:
+        """The script has read its last batch of this epoch."""
+        self._account.read_all()
+        if isinstance(self._stepper, GroupStepper):
+            self._stepper.end_epoch(epoch)
+
+    def left(self, epoch: int, *, peek: bool) -> list[int]:
+        """The script stopped reading before the epoch's end."""
+        if not peek:
+            return self._account.drop_untrained()
+        self._account.drop_iteration()
+        self._epoch = epoch - 1
+        if self._went_on is not None:  # what it drew at random meanwhile must not count
+            self._skipping, self._resume = self._went_on
+        return []
+
     def _go_on(self, epoch: int) -> None:
         if self._skipping is None or epoch < self._skipping:
             return
+        self._went_on = (self._skipping, self._resume)
         self._skipping = None
         restore_schedulers(self._resume, self._schedulers, self._optimizer)
         restore_rng(self._resume)
@@ -735,7 +776,14 @@ class RunSession(Session):
             if self._group is not None:
                 self._group.close()
             self._lane.enter(Phase.IDLE)
-            self._client.bye()
+            self._client.bye(_as_told(self._account.take_skipped(ending=True)))
+
+
+def _as_told(skipped: Skipped) -> dict[str, Any]:
+    """Skipped batches as fields of a message to the servers."""
+    if not skipped:
+        return {}
+    return {"skipped": skipped.leases, "skipped_samples": skipped.unleased}
 
 
 def _check_has_epochs(mode: ModeSpec, data: dict[str, Any] | None) -> None:
