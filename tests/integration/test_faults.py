@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -304,6 +305,63 @@ train(paceline.prepare(model, Sad(model.parameters(), lr=0.1), DataLoader(data, 
     assert ran.status.state == "failed"
     assert ran.error.startswith("server:0: ZeroDivisionError: division by zero\nTraceback")
     assert "return 1 / 0" in ran.error
+
+
+def test_a_worker_that_runs_out_of_memory_once_is_replaced(run):
+    source = """
+def fate(step):
+    if step == 3 and once("died"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+train(prepared(), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, servers=2, mode="bsp")
+    assert_died(ran)
+    assert_every_sample_once(ran)
+    (said,) = [m for m in ran.status.messages if "out of memory" in m]
+    assert (
+        "failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB; replaced (restart 1"
+        in said
+    )
+
+
+def test_a_batch_that_fits_no_workers_memory_fails_the_run_with_the_traceback(run):
+    """Not after all restarts: what every worker fails of does not pass."""
+    source = """
+def fate(step):
+    raise MemoryError()
+train(prepared(), at_step=fate)
+"""
+    ran = run(TOOLS + source, workers=2, mode="asp", max_restarts=20)
+    assert ran.status.state == "failed" and ran.status.restarts <= 2
+    assert re.match(r"worker:\d: MemoryError: no memory left. Use a smaller batch", ran.error)
+    assert "Traceback" in ran.error and "raise MemoryError()" in ran.error
+    assert "failed like this" in ran.error
+
+
+def test_a_server_without_file_descriptors_is_replaced_by_its_replica(run, tmp_path):
+    """When a worker that replaces another one wants to connect to it, the server cannot accept that."""
+    source = """
+objects = prepared()
+for epoch, batches in until_enough(objects[2]):
+    train((*objects[:2], batches), epochs=1, at_step=lambda step: time.sleep(0.02))
+"""
+    done = []
+
+    def watch(status, lines, engine):
+        said = [m for m in status.messages if "Too many open files" in m]
+        if status.version > 3 and not done and status.state == "running":
+            done.append(pid := engine.pids()["server:1"])
+            open_files = len(os.listdir(f"/proc/{pid}/fd"))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files - 8, open_files - 8))
+            os.kill(engine.pids()["worker:1"], signal.SIGKILL)
+        elif said and "server:1 holds copies again" in " ".join(status.messages) and status.workers[1].clock:
+            (tmp_path / "run0" / "enough").touch()
+
+    ran = run("import time\n" + TOOLS + source, workers=2, servers=2, mode="asp", replicas=1, watch=watch)
+    assert ran.error is None and ran.status.state == "succeeded"
+    said = next(m for m in ran.status.messages if "Too many open files" in m)
+    assert said.startswith("server:1 failed: OSError: [Errno 24] Too many open files. This process may have")
+    assert "`ulimit -n`" in said and "others hold copies of all it held" in said
 
 
 def test_a_worker_that_exits_without_a_word_is_named_with_its_code(run):

@@ -32,6 +32,7 @@ LAYERS = (
     ("observe",),
     ("data",),
     ("storage", "cluster"),
+    ("causes",),
     ("exceptions",),
 )
 RANK: dict[str, float] = {name: -row for row, names in enumerate(LAYERS) for name in names}

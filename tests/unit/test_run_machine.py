@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from paceline.causes import Cause, ending_of
 from paceline.control.machine import (
     Announce,
     Dismiss,
@@ -36,7 +37,7 @@ def started(servers: int = 1, workers: int = 2, max_restarts: int = 3) -> RunMac
 
 def killed(machine: RunMachine, rank: int, number: int = signal.SIGKILL) -> list:
     """The present incarnation of a worker dies of a signal."""
-    return machine.exited("worker", rank, machine.incarnations[rank], None, number)
+    return machine.exited("worker", rank, machine.incarnations[rank], ending_of(None, number))
 
 
 def test_servers_start_before_workers_and_are_announced_when_the_last_listens():
@@ -123,8 +124,8 @@ def test_a_worker_that_dies_before_the_servers_listen_does_not_keep_the_run_from
 def test_news_of_a_replaced_incarnation_is_ignored():
     machine = started()
     killed(machine, 1)
-    assert machine.exited("worker", 1, 0, None, signal.SIGKILL) == []
-    assert machine.exited("worker", 1, 0, 1, None) == []
+    assert machine.exited("worker", 1, 0, ending_of(None, signal.SIGKILL)) == []
+    assert machine.exited("worker", 1, 0, ending_of(1, None)) == []
     assert machine.restarts[1] == 1
 
 
@@ -132,14 +133,14 @@ def test_news_of_a_replaced_incarnation_is_ignored():
 def test_a_finished_worker_may_end_as_it_likes(code, number):
     machine = started()
     machine.worker_finished(1)
-    assert machine.exited("worker", 1, 0, code, number) == []
+    assert machine.exited("worker", 1, 0, ending_of(code, number)) == []
     assert machine.patience_over() == []
     assert machine.state is RunState.RUNNING
 
 
 def test_an_exit_noticed_before_its_goodbye_was_read_is_no_error():
     machine = started()
-    assert machine.exited("worker", 1, 0, 0, None) == [WaitForCause()]
+    assert machine.exited("worker", 1, 0, ending_of(0, None)) == [WaitForCause()]
     assert machine.worker_finished(1) == []
     assert machine.patience_over() == []
     assert machine.state is RunState.RUNNING
@@ -148,23 +149,23 @@ def test_an_exit_noticed_before_its_goodbye_was_read_is_no_error():
 
 def test_an_exit_noticed_before_its_report_was_read_shows_the_report():
     machine = started()
-    assert machine.exited("worker", 1, 0, 1, None) == [WaitForCause()]
-    assert machine.failed("worker:1", "ValueError: no", "line 3", secondary=False) == [End()]
+    assert machine.exited("worker", 1, 0, ending_of(1, None)) == [WaitForCause()]
+    assert machine.failed("worker:1", "ValueError: no", "line 3", cause=Cause.USER_ERROR) == [End()]
     assert machine.error == ("worker:1", "ValueError: no", "line 3")
 
 
 def test_a_worker_that_exits_without_a_word_fails_the_run_after_a_moment():
     machine = started()
-    assert machine.exited("worker", 1, 0, 3, None) == [WaitForCause()]
+    assert machine.exited("worker", 1, 0, ending_of(3, None)) == [WaitForCause()]
     assert machine.patience_over() == [End()]
     assert machine.error == ("worker:1", "exited with code 3 without saying why; look at its log.", "")
 
 
 def test_a_lost_link_waits_for_the_error_that_caused_it():
     machine = started(servers=2)
-    assert machine.failed("worker:0", "LinkError: broken pipe", "", secondary=True) == [WaitForCause()]
-    assert machine.failed("server:0", "LinkError: lost server:1", "", secondary=True) == [WaitForCause()]
-    assert machine.exited("server", 1, 0, None, signal.SIGKILL)[0] == GoBack(
+    assert machine.failed("worker:0", "LinkError: broken pipe", "", cause=Cause.LOST_LINK) == [WaitForCause()]
+    assert machine.failed("server:0", "LinkError: lost it", "", cause=Cause.LOST_LINK) == [WaitForCause()]
+    assert machine.exited("server", 1, 0, ending_of(None, signal.SIGKILL))[0] == GoBack(
         "server:1 was killed by SIGKILL (restart 1 of at most 3)"
     )
     assert machine.patience_over() == []
@@ -174,14 +175,14 @@ def test_a_lost_link_waits_for_the_error_that_caused_it():
 def test_a_killed_server_sends_all_back_to_the_checkpoint():
     machine = started(servers=2)
     machine.worker_finished(0)
-    assert machine.exited("server", 0, 0, None, signal.SIGKILL) == [
+    assert machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL)) == [
         GoBack("server:0 was killed by SIGKILL (restart 1 of at most 3)"),
         *(Launch("server", rank, 1) for rank in range(2)),
         *(Launch("worker", rank, 1) for rank in range(2)),
     ]
     # What is still heard of those before is of no interest.
-    assert machine.exited("server", 1, 0, None, signal.SIGKILL) == []
-    assert machine.exited("worker", 0, 0, None, signal.SIGKILL) == []
+    assert machine.exited("server", 1, 0, ending_of(None, signal.SIGKILL)) == []
+    assert machine.exited("worker", 0, 0, ending_of(None, signal.SIGKILL)) == []
     assert machine.worker_back(0) == [] and machine.state is RunState.RECOVERING
     machine.server_ready(0)
     assert machine.server_ready(1) == [Announce()]
@@ -191,18 +192,103 @@ def test_a_killed_server_sends_all_back_to_the_checkpoint():
 def test_going_back_counts_as_a_restart():
     machine = started(max_restarts=2)
     killed(machine, 0)
-    assert machine.exited("server", 0, 0, None, signal.SIGKILL)[0] == GoBack(
+    assert machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL))[0] == GoBack(
         "server:0 was killed by SIGKILL (restart 2 of at most 2)"
     )
-    assert machine.exited("server", 0, 1, None, signal.SIGKILL) == [End()]
+    assert machine.exited("server", 0, 1, ending_of(None, signal.SIGKILL)) == [End()]
     assert machine.error is not None and "after 2 restarts, and --max-restarts is 2" in machine.error[1]
     assert "paceline resume" in machine.error[1]
 
 
-def test_a_server_that_fails_by_itself_would_fail_again():
+def test_a_server_that_exits_by_itself_would_exit_again_and_is_named_before_who_lost_it():
     machine = started()
-    assert machine.exited("server", 0, 0, 1, None) == [End()]
-    assert machine.error is not None and "exited with code 1" in machine.error[1]
+    machine.failed("worker:0", "LinkError: lost server:0", "", cause=Cause.LOST_LINK)
+    assert machine.exited("server", 0, 0, ending_of(1, None)) == [WaitForCause()]
+    assert machine.patience_over() == [End()]
+    assert machine.error == ("server:0", "exited with code 1 without saying why; look at its log.", "")
+
+
+def out_of_memory(machine: RunMachine, role: str, error: str = "MemoryError") -> list:
+    """A role reports that it has no memory left."""
+    return machine.failed(role, f"{error}: no memory", "line 3", cause=Cause.OUT_OF_MEMORY, error=error)
+
+
+def test_a_worker_that_fails_of_what_may_pass_is_replaced_and_its_exit_is_of_no_interest():
+    machine = started()
+    note, launch = out_of_memory(machine, "worker:1")
+    assert launch == Launch("worker", 1, 1)
+    assert note == Note(
+        "worker:1 failed: MemoryError: no memory; replaced (restart 1 of at most 3). "
+        "Its unfinished leases went back to the pool."
+    )
+    assert machine.exited("worker", 1, 0, ending_of(1, None)) == []
+    assert machine.patience_over() == [] and machine.error is None
+
+
+def test_a_report_that_comes_after_the_exit_was_noticed_counts_as_well():
+    machine = started()
+    assert machine.exited("worker", 1, 0, ending_of(1, None)) == [WaitForCause()]
+    assert out_of_memory(machine, "worker:1")[-1] == Launch("worker", 1, 1)
+    assert machine.patience_over() == [] and machine.error is None
+
+
+def test_the_same_error_of_a_worker_again_before_a_step_fails_the_run_with_its_traceback():
+    machine = started()
+    out_of_memory(machine, "worker:1")
+    assert out_of_memory(machine, "worker:1") == [End()]
+    role, message, traceback = machine.error
+    assert (role, traceback) == ("worker:1", "line 3")
+    assert message == (
+        "MemoryError: no memory (it was replaced, and failed like this again before any step was made)"
+    )
+
+
+def test_the_same_error_again_after_steps_is_another_restart_up_to_their_number():
+    machine = started(max_restarts=2)
+    for incarnation in (1, 2):
+        assert out_of_memory(machine, "worker:1")[-1] == Launch("worker", 1, incarnation)
+        machine.stepped(1)
+    assert out_of_memory(machine, "worker:1") == [End()]
+    assert "after 2 restarts, and --max-restarts is 2" in machine.error[1]
+    assert machine.error[2] == "line 3"
+
+
+def test_the_same_error_of_every_worker_fails_the_run_and_another_error_does_not():
+    machine = started(workers=3, max_restarts=9)
+    out_of_memory(machine, "worker:0")
+    out_of_memory(machine, "worker:1")
+    assert out_of_memory(machine, "worker:2", "OSError")[-1] == Launch("worker", 2, 1)
+    machine.stepped(0)  # it has passed there
+    assert out_of_memory(machine, "worker:2")[-1] == Launch("worker", 2, 2)
+    assert out_of_memory(machine, "worker:0") == [End()]
+    assert machine.error[1] == "MemoryError: no memory (every worker failed like this)"
+
+
+def test_a_user_error_fails_the_run_at_once():
+    machine = started()
+    assert machine.failed("worker:1", "NameError: x", "line 3", cause=Cause.USER_ERROR) == [End()]
+    assert machine.error == ("worker:1", "NameError: x", "line 3") and machine.restarts[1] == 0
+
+
+def test_a_server_that_fails_of_what_may_pass_goes_as_one_that_crashed():
+    machine = started(servers=2)
+    assert isinstance(out_of_memory(machine, "server:1")[0], GoBack)
+    for rank in range(2):
+        machine.server_ready(rank)
+    assert out_of_memory(machine, "server:1") == [End()], "again, and no step was made"
+    machine = RunMachine(servers=2, workers=1, max_restarts=3, replicas=1)
+    machine.begin()
+    for rank in range(2):
+        machine.server_ready(rank)
+    machine.whole({0, 1})
+    note, lost, launch = out_of_memory(machine, "server:0")
+    assert note.text.startswith("server:0 failed: MemoryError: no memory; others hold copies of all it held")
+    assert lost == LostServer(0, 1) and launch == Launch("server", 0, 1)
+    assert machine.exited("server", 0, 0, ending_of(1, None)) == []
+    machine.stepped(0)
+    machine.server_ready(0)
+    machine.whole({0, 1})
+    assert out_of_memory(machine, "server:0")[1] == LostServer(0, 1), "steps were made: it may pass again"
 
 
 def test_a_role_that_hangs_is_ended_and_its_end_is_as_any_other():
@@ -216,7 +302,7 @@ def test_a_role_that_hangs_is_ended_and_its_end_is_as_any_other():
     assert machine.hung("server", 0, 0, "it hangs")[1] == Kill("server", 0)
     machine.worker_finished(0)
     assert machine.hung("worker", 0, 0, "it hangs") == []  # only its goodbye to the servers was lost
-    assert isinstance(machine.exited("server", 0, 0, None, signal.SIGKILL)[0], GoBack)
+    assert isinstance(machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL))[0], GoBack)
 
 
 def test_without_restarts_left_a_role_that_hangs_ends_the_run_with_the_reason():
@@ -227,25 +313,25 @@ def test_without_restarts_left_a_role_that_hangs_ends_the_run_with_the_reason():
 
 def test_a_lost_link_without_a_cause_is_shown_itself_and_the_first_one_wins():
     machine = started(servers=2)
-    machine.failed("worker:0", "LinkError: first", "", secondary=True)
-    machine.failed("server:0", "LinkError: second", "", secondary=True)
+    machine.failed("worker:0", "LinkError: first", "", cause=Cause.LOST_LINK)
+    machine.failed("server:0", "LinkError: second", "", cause=Cause.LOST_LINK)
     assert machine.patience_over() == [End()]
     assert machine.error == ("worker:0", "LinkError: first", "")
 
 
 def test_what_a_role_says_counts_more_than_its_exit_code_but_not_more_than_an_earlier_error():
     machine = started(max_restarts=0)
-    machine.exited("worker", 1, 0, 1, None)
-    machine.failed("worker:0", "LinkError: consequence", "", secondary=True)
-    machine.failed("worker:1", "LinkError: cause", "", secondary=True)
+    machine.exited("worker", 1, 0, ending_of(1, None))
+    machine.failed("worker:0", "LinkError: consequence", "", cause=Cause.LOST_LINK)
+    machine.failed("worker:1", "LinkError: cause", "", cause=Cause.LOST_LINK)
     machine.patience_over()
     assert machine.error == ("worker:1", "LinkError: cause", "")
 
 
 def test_one_workers_goodbye_does_not_hide_anothers_silent_exit():
     machine = started()
-    machine.exited("worker", 0, 0, 0, None)
-    machine.exited("worker", 1, 0, 7, None)
+    machine.exited("worker", 0, 0, ending_of(0, None))
+    machine.exited("worker", 1, 0, ending_of(7, None))
     machine.worker_finished(0)
     assert machine.patience_over() == [End()]
     assert machine.error[0] == "worker:1"
@@ -253,8 +339,8 @@ def test_one_workers_goodbye_does_not_hide_anothers_silent_exit():
 
 def test_a_worker_whose_link_broke_without_a_cause_is_replaced():
     machine = started()
-    machine.failed("worker:1", "LinkError: refused", "", secondary=True)
-    machine.exited("worker", 1, 0, 1, None)
+    machine.failed("worker:1", "LinkError: refused", "", cause=Cause.LOST_LINK)
+    machine.exited("worker", 1, 0, ending_of(1, None))
     note, launch = machine.patience_over()
     assert launch == Launch("worker", 1, 1) and "lost its link (LinkError: refused)" in note.text
     assert machine.state is RunState.RECOVERING and machine.patience_over() == []
@@ -262,9 +348,9 @@ def test_a_worker_whose_link_broke_without_a_cause_is_replaced():
 
 def test_only_the_first_error_is_kept():
     machine = started()
-    machine.failed("worker:1", "ValueError: first", "", secondary=False)
-    assert machine.failed("worker:0", "ValueError: second", "", secondary=False) == []
-    assert machine.exited("server", 0, 0, None, signal.SIGKILL) == []
+    machine.failed("worker:1", "ValueError: first", "", cause=Cause.USER_ERROR)
+    assert machine.failed("worker:0", "ValueError: second", "", cause=Cause.USER_ERROR) == []
+    assert machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL)) == []
     assert machine.error == ("worker:1", "ValueError: first", "")
 
 
@@ -316,16 +402,18 @@ def _check_random_life(rng: random.Random) -> None:
             "back": lambda r=rank: machine.worker_back(r),
             "finished": lambda r=rank: machine.worker_finished(r),
             "killed": lambda r=rank: killed(machine, r),
-            "exited": lambda r=rank: machine.exited("worker", r, machine.incarnations[r], 1, None),
-            "server": lambda s=server: machine.exited("server", s, 0, 1, None),
-            "late": lambda r=rank: machine.exited("worker", r, -1, None, signal.SIGKILL),
-            "lost": lambda r=rank: machine.failed(f"worker:{r}", "lost", "", secondary=True),
-            "error": lambda r=rank: machine.failed(f"worker:{r}", "error", "", secondary=False),
+            "exited": lambda r=rank: machine.exited("worker", r, machine.incarnations[r], ending_of(1, None)),
+            "server": lambda s=server: machine.exited("server", s, 0, ending_of(1, None)),
+            "late": lambda r=rank: machine.exited("worker", r, -1, ending_of(None, signal.SIGKILL)),
+            "lost": lambda r=rank: machine.failed(f"worker:{r}", "lost", "", cause=Cause.LOST_LINK),
+            "error": lambda r=rank: machine.failed(f"worker:{r}", "error", "", cause=Cause.USER_ERROR),
+            "memory": lambda r=rank: out_of_memory(machine, f"worker:{r}"),
+            "stepped": lambda r=rank: machine.stepped(r) or [],
             "patience": machine.patience_over,
             "stop": machine.stop_requested,
             "saved": lambda: machine.saved(rng.choice([None, "no"])),
         }
-        weights = [8, 6, 2, 3, 1, 0.1, 2, 1, 0.2, 0.5, 0.2, 2]
+        weights = [8, 6, 2, 3, 1, 0.1, 2, 1, 0.2, 2, 4, 0.5, 0.2, 2]
         decisions = events[rng.choices(list(events), weights)[0]]()
         launches += sum(isinstance(d, Launch) for d in decisions)
         announced += decisions.count(Announce())
@@ -354,6 +442,8 @@ def test_a_machine_restored_from_a_snapshot_decides_as_the_one_it_is_of():
                 "exited",
                 "finished",
                 "lost",
+                "memory",
+                "stepped",
                 "server",
                 "scale",
                 "servers",
@@ -384,14 +474,21 @@ def _happen(machine: RunMachine, kind: str, rank: int, server: int, rng: random.
         case "killed":
             return killed(machine, rank)
         case "exited":
-            return machine.exited("worker", rank, machine.incarnations[rank], 1, None)
+            return machine.exited("worker", rank, machine.incarnations[rank], ending_of(1, None))
         case "finished":
             return machine.worker_finished(rank)
+        case "memory":
+            return out_of_memory(machine, rng.choice([f"worker:{rank}", f"server:{server}"]))
+        case "stepped":
+            machine.stepped(rank)
+            return []
         case "lost":
-            return machine.failed(f"worker:{rank}", "lost", "", secondary=True)
+            return machine.failed(f"worker:{rank}", "lost", "", cause=Cause.LOST_LINK)
         case "server":
             code, sign = rng.choice([(0, None), (None, signal.SIGKILL)])
-            return machine.exited("server", server, machine.server_incarnations[server], code, sign)
+            return machine.exited(
+                "server", server, machine.server_incarnations[server], ending_of(code, sign)
+            )
         case "servers":
             return machine.scale_servers(rng.randint(1, 4)) if machine.state is RunState.RUNNING else []
         case "whole":
@@ -417,7 +514,7 @@ def test_who_takes_over_wants_those_who_compute_and_hears_the_servers_again():
 
 def test_who_takes_over_waits_again_for_a_cause_that_has_not_shown_up():
     machine = started()
-    machine.exited("worker", 1, 0, 1, None)
+    machine.exited("worker", 1, 0, ending_of(1, None))
     assert machine.taken_over() == [WaitForCause()]
     machine.patience_over()
     assert machine.taken_over() == [] and machine.wanted == []
@@ -434,7 +531,7 @@ def test_who_was_replaced_is_outdated():
     machine = started()
     killed(machine, 1)
     assert machine.outdated("worker", 1, 0) and not machine.outdated("worker", 1, 1)
-    machine.exited("server", 0, 0, None, signal.SIGKILL)
+    machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL))
     assert machine.outdated("server", 0, 0) and machine.outdated("worker", 0, 0)
     assert not machine.outdated("server", 0, 1)
 
@@ -443,7 +540,7 @@ def test_a_server_killed_while_the_final_checkpoint_is_written_sends_the_run_bac
     machine = started(workers=1)
     machine.worker_finished(0)
     assert machine.state is RunState.FINISHING
-    back, *launched = machine.exited("server", 0, 0, None, signal.SIGKILL)
+    back, *launched = machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL))
     assert isinstance(back, GoBack) and "while the final checkpoint was written" in back.reason
     assert launched == [Launch("server", 0, 1), Launch("worker", 0, 1)]
     assert machine.state is RunState.RECOVERING
@@ -458,9 +555,9 @@ def test_a_server_lost_while_the_final_checkpoint_is_written_fails_the_run_at_on
     machine.worker_finished(0)
     assert machine.state is RunState.FINISHING
     if how == "exits":
-        decisions = machine.exited("server", 0, 0, None, 9)
+        decisions = machine.exited("server", 0, 0, ending_of(None, 9))
     else:
-        decisions = machine.failed("server:0", "TypeError: no", "traceback", secondary=False)
+        decisions = machine.failed("server:0", "TypeError: no", "traceback", cause=Cause.USER_ERROR)
     assert decisions == [End()]
     assert machine.state is RunState.FAILED
     assert machine.error is not None and "final checkpoint" in machine.error[1]
@@ -479,7 +576,7 @@ def replicated(servers: int = 3, replicas: int = 1) -> RunMachine:
 
 
 def kill_server(machine: RunMachine, rank: int) -> list:
-    return machine.exited("server", rank, machine.server_incarnations[rank], None, signal.SIGKILL)
+    return machine.exited("server", rank, machine.server_incarnations[rank], ending_of(None, signal.SIGKILL))
 
 
 def test_others_go_on_without_a_server_whose_copies_they_hold():
@@ -506,7 +603,7 @@ def test_after_a_takeover_servers_are_told_who_leads_without_waiting_for_one_tha
     machine = replicated()
     machine.taken_over()
     assert machine.server_ready(2) == []
-    machine.exited("server", 0, 0, None, signal.SIGKILL)  # the lead died with the controller
+    machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL))  # the lead died with the controller
     assert machine.lead == 1
     assert machine.server_ready(1) == [Announce()]
     assert machine.server_ready(0) == [Introduce(0)]
@@ -534,7 +631,7 @@ def test_servers_join_and_leave():
     machine.whole({0, 1, 2, 3})
     assert machine.scale_servers(2) == [RetireServer(3), RetireServer(2)]
     assert machine.departed(3) == [Dismiss(3)] and machine.departed(1) == []
-    assert machine.exited("server", 3, 0, 0, None) == []
+    assert machine.exited("server", 3, 0, ending_of(0, None)) == []
     assert machine.serving == {0, 1}
     assert machine.scale_servers(3) == [Launch("server", 3, 1)]
 

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from paceline import exceptions
+from paceline.causes import explained
 from paceline.exceptions import PacelineError
 
 __all__ = ["error_body", "error_of", "shortened"]
@@ -26,7 +27,7 @@ def error_body(error: BaseException, traceback: str = "", **more: Any) -> dict[s
         more: further fields, which must be small.
     """
     try:
-        message = str(error)
+        message = explained(error)
     except Exception as failure:  # a user's class, whose __str__ fails
         message = f"(its text cannot be had: {type(failure).__name__})"
     body = {

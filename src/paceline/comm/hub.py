@@ -6,6 +6,7 @@ threads hand work to the hub's thread with `post`. Servers and the controller ar
 
 import collections
 import contextlib
+import errno
 import queue
 import select
 import selectors
@@ -94,7 +95,11 @@ class Hub:
         self._ready.register(self._selector)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for something to happen, at most this long, and serve it."""
+        """Wait for something to happen, at most this long, and serve it.
+
+        Raises:
+            OSError: there are no file descriptors left for a connection that waits.
+        """
         ready = self._waiting() or self._look() or self._selector.select(timeout_s)
         self._busy = bool(ready)
         for key, _ in ready:
@@ -190,7 +195,9 @@ class Hub:
     def _accept(self, listening: socket.socket) -> None:
         try:
             sock, _ = listening.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # it would wait there for ever, and we would look again and again
             return  # it went away before we looked
         if self._newcomers[sock.family] >= _MAX_NEWCOMERS:
             sock.close()

@@ -5,16 +5,17 @@ run directory, and ends the run. It holds no parameters and no leases: training 
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.causes import Cause, ending_of, explained
 from paceline.comm import Certificate, Connection, Frame, Hub, Kind, Listener, Secret, new_secret
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
@@ -234,9 +235,10 @@ class Controller(Steering):
         }
 
     def _turn(self) -> None:
-        self._hub.poll(_TICK_S)
+        self._poll()
         for exit_ in self._engine.exits():
-            self._do(self._machine.exited(**asdict(exit_)))
+            ending = ending_of(exit_.code, exit_.signal)
+            self._do(self._machine.exited(exit_.role, exit_.rank, exit_.incarnation, ending))
         now = time.monotonic()
         if self._cause_due is not None and now > self._cause_due:
             self._cause_due = None
@@ -250,6 +252,18 @@ class Controller(Steering):
             self._sample(self._sampler)
         self._tell()
         self._remember()
+
+    def _poll(self) -> None:
+        """Hear the roles. Without descriptors for more of them, those that are connected go on."""
+        try:
+            self._hub.poll(_TICK_S)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            text = f"the controller cannot accept a role's connection: {explained(error)}"
+            if text not in self.status.messages:
+                self._note(text)
+            time.sleep(_TICK_S)
 
     def _look_at_requests(self, now: float) -> None:
         if now - self._looked > _LOOK_S:
@@ -524,7 +538,8 @@ class Controller(Steering):
                     name,
                     f"{body.get('error')}: {body.get('message')}",
                     str(body.get("traceback", "")),
-                    secondary=bool(body.get("secondary")) or body.get("error") in ("LinkError", "AuthError"),
+                    cause=_cause(body),
+                    error=str(body.get("error")),
                 )
             )
         elif frame.kind is Kind.BYE:
@@ -554,6 +569,8 @@ class Controller(Steering):
         if role == "worker":
             worker = status.workers[rank]
             worker.hear(body)
+            if body.get("clock"):
+                self._machine.stepped(rank)
             self._check_spans(body)
             if "log" in body:
                 values = {str(k): float(v) for k, v in body["log"].items()}
@@ -668,6 +685,13 @@ class Controller(Steering):
         if self._watch is not None and (changed or final or now - self._shown >= _TICK_S):
             self._shown = now
             self._watch(self.status, self._output.new_lines(flush=final))
+
+
+def _cause(body: dict[str, Any]) -> Cause:
+    """Of a role's report of an error. A server's refusal of a connection says only which error it was."""
+    if "cause" in body:
+        return Cause(field(body, "cause", str))
+    return Cause.LOST_LINK if body.get("error") in ("LinkError", "AuthError") else Cause.USER_ERROR
 
 
 def checkpoint_names(run: RunDirectory) -> list[str]:

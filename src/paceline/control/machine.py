@@ -8,10 +8,11 @@ No processes, sockets or time: the controller carries out what is decided here.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from signal import Signals
 from typing import Any
+
+from paceline.causes import Cause, Ending
 
 __all__ = [
     "Announce",
@@ -31,6 +32,9 @@ __all__ = [
     "Save",
     "WaitForCause",
 ]
+
+_LONG = 300
+"""Longest part of an error's message that a note repeats."""
 
 
 class RunState(Enum):
@@ -202,6 +206,8 @@ class RunMachine:
         self._suspects: dict[str, tuple[str, str]] = {}
         self._broken: set[str] = set()
         """Those of them that lost a link."""
+        self._errors: dict[str, str] = {}
+        """Roles that failed of an error that may pass, and have made no step since: the kind of error."""
 
     def snapshot(self) -> dict[str, Any]:
         """All that has happened, as plain JSON: a machine for the same plan goes on there (`restore`)."""
@@ -223,6 +229,7 @@ class RunMachine:
             "ready": sorted(self._ready),
             "suspects": {role: list(said) for role, said in self._suspects.items()},
             "broken": sorted(self._broken),
+            "errors": dict(self._errors),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -245,6 +252,7 @@ class RunMachine:
         self._ready = set(snapshot["ready"])
         self._suspects = {role: (said[0], said[1]) for role, said in snapshot["suspects"].items()}
         self._broken = set(snapshot["broken"])
+        self._errors = dict(snapshot["errors"])
 
     def taken_over(self) -> list[Decision]:
         """Another controller carries out what is decided here: servers will say again that they listen."""
@@ -359,52 +367,67 @@ class RunMachine:
         """A server that was to leave holds nothing any more."""
         return [Dismiss(rank)] if rank in self.leaving else []
 
-    def exited(
-        self, role: str, rank: int, incarnation: int, code: int | None, signal: int | None
-    ) -> list[Decision]:
+    def exited(self, role: str, rank: int, incarnation: int, ending: Ending) -> list[Decision]:
         """A process ended."""
-        name = f"{role}:{rank}"
-        how = f"was killed by {_name(signal)}" if signal else f"exited with code {code}"
         numbers = self.server_incarnations if role == "server" else self.incarnations
         present = incarnation == numbers.get(rank)
-        if role == "server" and present and rank in self.leaving and signal is None:
+        by_itself = ending.cause is Cause.EXITED
+        if role == "server" and present and rank in self.leaving and by_itself:
             self._gone_servers[rank] = self.server_incarnations.pop(rank)
             self.leaving.discard(rank)
             self._ready.discard(rank)
             return []
-        if role == "server" and present and rank in self._coming and not self._closing:
-            return self._come_again(rank, how)
-        if role == "server" and present and signal is not None and self._can_lose(rank):
-            return self._lose(rank, how)
-        finishing = self.state is RunState.FINISHING and role == "server" and signal is not None
-        if finishing and present and self._used < self._max_restarts:
-            return self._go_back(name, f"{how} while the final checkpoint was written", signal)
-        if self._closing:
-            return self._lost_while_saving(name, how, "")
-        if not present:
+        if not present:  # another one has its place
             return []
-        if role == "server":
-            return self._go_back(name, how, signal)
-        if rank in self.finished or rank in self.retired:
-            return self._finish_if_all_have()
-        if signal is None:
+        awaited = rank not in self._coming if role == "server" else not self._is_done(rank)
+        if by_itself and awaited and not self._closing:
             # It says what went wrong before it exits; that report counts, and may be on its way.
-            self._suspects.setdefault(name, (f"{how} without saying why; look at its log.", ""))
+            text = f"{ending.how} without saying why; look at its log."
+            self._suspects.setdefault(f"{role}:{rank}", (text, ""))
             return [WaitForCause()]
+        return self._gone(role, rank, ending)
+
+    def _is_done(self, rank: int) -> bool:
+        """Whether a worker has only to end."""
+        return rank in self.finished or rank in self.retired
+
+    def _gone(self, role: str, rank: int, ending: Ending, traceback: str = "") -> list[Decision]:
+        """A role ended: replace it, alone or with all that depended on it."""
+        name = f"{role}:{rank}"
+        server, may_pass = role == "server", ending.cause.may_pass
+        if server and rank in self._coming and not self._closing:
+            return self._come_again(rank, ending.how)
+        if server and may_pass and self._can_lose(rank):
+            return self._lose(rank, ending.how)
+        if server and may_pass and self.state is RunState.FINISHING and self._used < self._max_restarts:
+            how = f"{ending.how} while the final checkpoint was written"
+            return self._go_back(name, replace(ending, how=how))
+        if self._closing:
+            return self._lost_while_saving(name, ending.how, traceback)
+        if server:
+            return self._go_back(name, ending, traceback)
+        if self._is_done(rank):
+            return self._finish_if_all_have()
         if self._groups:
             mates = next(group for group in self._groups if rank in group)
             group = ", ".join(f"worker:{mate}" for mate in mates)
-            return self._go_back(name, f"{how}, and its group ({group}) cannot go on without it", signal)
-        used = self._used
-        if used >= self._max_restarts:
-            before = f" after {used} restart{'s' * (used > 1)}" if used else ""
+            how = f"{ending.how}, and its group ({group}) cannot go on without it"
+            return self._go_back(name, replace(ending, how=how), traceback)
+        if self._used >= self._max_restarts:
             return self._fail(
                 name,
-                f"{how}{before}, and --max-restarts is {self._max_restarts}. {_guess(signal)} Its log and "
-                "the system's may say more; raise --max-restarts to go on after deaths.",
-                "",
+                f"{self._used_up(ending)} Its log and the system's may say more; raise --max-restarts to go "
+                "on after deaths.",
+                traceback,
             )
-        return self._replace(rank, how)
+        return self._replace(rank, ending.how)
+
+    def _used_up(self, ending: Ending) -> str:
+        """How a role ended, and that none may be replaced any more."""
+        used = self._used
+        before = f" after {used} restart{'s' * (used > 1)}" if used else ""
+        hint = f" {ending.hint}" if ending.hint else ""
+        return f"{ending.how}{before}, and --max-restarts is {self._max_restarts}.{hint}"
 
     def _come_again(self, rank: int, how: str) -> list[Decision]:
         """A server has gone before it held anything: nothing is lost."""
@@ -494,23 +517,22 @@ class RunMachine:
         """Restarts so far; going back counts as one."""
         return sum(self.restarts.values()) + self.server_restarts
 
-    def _go_back(self, name: str, how: str, signal: int | None) -> list[Decision]:
+    def _go_back(self, name: str, ending: Ending, traceback: str = "") -> list[Decision]:
         """Parameters died with a server, or a group with its member: all go on from the last checkpoint."""
-        if signal is None:  # it failed by itself, and would again
+        if not ending.cause.may_pass:
             return self._fail(
                 name,
-                f"{how}. What was trained since the last checkpoint is lost; `paceline resume` goes on from "
-                "there if there is one (--checkpoint-every writes them).",
-                "",
+                f"{ending.how}. What was trained since the last checkpoint is lost; `paceline resume` goes "
+                "on from there if there is one (--checkpoint-every writes them).",
+                traceback,
             )
         used = self._used
         if used >= self._max_restarts:
-            before = f" after {used} restart{'s' * (used > 1)}" if used else ""
             return self._fail(
                 name,
-                f"{how}{before}, and --max-restarts is {self._max_restarts}. {_guess(signal)} `paceline "
-                "resume` goes on from the last checkpoint if there is one (--checkpoint-every writes them).",
-                "",
+                f"{self._used_up(ending)} `paceline resume` goes on from the last checkpoint if there is one "
+                "(--checkpoint-every writes them).",
+                traceback,
             )
         self.server_restarts += 1
         for rank in self.incarnations:
@@ -526,24 +548,67 @@ class RunMachine:
         self.finished.clear()
         self._suspects.clear()
         self._broken.clear()
-        reason = f"{name} {how} (restart {used + 1} of at most {self._max_restarts})"
+        reason = f"{name} {ending.how} (restart {used + 1} of at most {self._max_restarts})"
         return [GoBack(reason), *self._launch_all()]
 
-    def failed(self, role: str, message: str, traceback: str, *, secondary: bool) -> list[Decision]:
-        """A role reports an error. A secondary one (a lost link) waits for its cause to show."""
-        if self._closing:
-            return [] if secondary else self._lost_while_saving(role, message, traceback)
-        if secondary:
+    def failed(
+        self, role: str, message: str, traceback: str, *, cause: Cause, error: str = ""
+    ) -> list[Decision]:
+        """A role reports what ended it.
+
+        A lost link waits for its cause to show. What may pass is replaced as if it had crashed, unless the
+        same error comes again and again. Anything else fails the run at once.
+
+        Args:
+            error: names the kind of error, to tell whether it is the same as before.
+        """
+        if cause is Cause.LOST_LINK:
+            if self._closing:
+                return []
             self._suspects[role] = (message, traceback)
             self._broken.add(role)
             return [WaitForCause()]
+        if cause.may_pass and not self.state.over:
+            return self._retry(role, message, traceback, cause, error)
+        if self._closing:
+            return self._lost_while_saving(role, message, traceback)
         return self._fail(role, message, traceback)
+
+    def _retry(self, role: str, message: str, traceback: str, cause: Cause, error: str) -> list[Decision]:
+        """Replace a role that failed of something that may pass, unless it evidently does not."""
+        kind, _, number = role.partition(":")
+        self._suspects.pop(role, None)
+        self._broken.discard(role)
+        if not self._closing and (hopeless := self._hopeless(role, error)):
+            return self._fail(role, f"{message} ({hopeless})", traceback)
+        self._errors[role] = error
+        summary = message.partition("\n")[0].rstrip(".")
+        short = summary if len(summary) <= _LONG else f"{summary[:_LONG]} …"
+        return self._gone(kind, int(number), Ending(cause, f"failed: {short}"), traceback)
+
+    def _hopeless(self, role: str, error: str) -> str:
+        """Why another process would fail of the same error, too; empty if it may do better."""
+        if self._errors.get(role) == error:
+            return "it was replaced, and failed like this again before any step was made"
+        workers = {f"worker:{rank}" for rank in self.working if rank not in self.finished}
+        failed = {name for name in workers if self._errors.get(name) == error} | {role}
+        if len(workers) > 1 and workers <= failed:
+            return "every worker failed like this"
+        return ""
+
+    def stepped(self, rank: int) -> None:
+        """A worker makes steps: what it failed of before, or the servers did, has passed."""
+        for name in [name for name in self._errors if name.startswith("server:")]:
+            del self._errors[name]
+        self._errors.pop(f"worker:{rank}", None)
 
     def patience_over(self) -> list[Decision]:
         """No other cause showed up."""
         if self._closing or not self._suspects:
             return []
-        role, (message, traceback) = next(iter(self._suspects.items()))
+        # A role that exited without a word, rather than one that lost its link to it.
+        role = next((name for name in self._suspects if name not in self._broken), next(iter(self._suspects)))
+        message, traceback = self._suspects[role]
         links = {name for name in self._suspects if name in self._broken and name.startswith("worker:")}
         if links != set(self._suspects) or self._groups or self._used + len(links) > self._max_restarts:
             return self._fail(role, message, traceback)
@@ -595,19 +660,3 @@ class RunMachine:
         self.error = (role, message, traceback)
         self.state = RunState.FAILED
         return [End()]
-
-
-def _name(signal: int) -> str:
-    try:
-        return Signals(signal).name
-    except ValueError:  # the real-time ones have no names of their own
-        return f"signal {signal}"
-
-
-def _guess(signal: int) -> str:
-    """What kills processes with this signal, most of the time."""
-    if signal == Signals.SIGKILL:
-        return "The system kills like this when memory runs out."
-    if signal in (Signals.SIGSEGV, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE, Signals.SIGABRT):
-        return "Compiled code that the script uses crashed."
-    return "Somebody sent it that signal."

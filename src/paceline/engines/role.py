@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from paceline.causes import cause_of
 from paceline.comm import Address, Certificate, Kind, Secret
 from paceline.comm.clocks import ask_clock
 from paceline.comm.errors import error_body
@@ -57,7 +58,7 @@ def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> i
     except Exception as error:
         text = traceback.format_exc()
         sys.stderr.write(text)
-        body = error_body(error, text, secondary=isinstance(error, LinkError))
+        body = error_body(error, text, cause=cause_of(error).value)
         try:
             controller.say_last(Kind.ERROR, body)
         except (LinkError, OSError):

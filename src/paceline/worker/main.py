@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import torch
 
+from paceline.causes import cause_of
 from paceline.comm import Address, Kind
 from paceline.comm.compression import parse_compression
 from paceline.comm.errors import error_body
@@ -205,7 +206,7 @@ def _report(
         sys.stderr.write(f"{FAILURE_MARK}\n{text}")
     # Our own errors say what to do; a traceback of our insides would bury it.
     trace = "" if isinstance(error, PacelineError) else _users_part(error)
-    body = error_body(error, trace, secondary=isinstance(error, LinkError), **progress)
+    body = error_body(error, trace, cause=cause_of(error).value, **progress)
     with contextlib.suppress(LinkError):
         controller.say_last(Kind.ERROR, body)
 
