@@ -118,7 +118,7 @@ def common() -> SimpleNamespace:
 
 
 def order_of(epoch: int, samples: int, *, shuffle: bool, seed: int = 0) -> list[int]:
-    """The order in which a run reads an epoch, written down a second time (LeasedLoader._order_of)."""
+    """The order in which a run reads an epoch, written down a second time (worker/orders.py)."""
     if not shuffle:
         return list(range(samples))
     digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=7).digest()

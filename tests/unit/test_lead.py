@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.data.leases import LeaseBook
+from paceline.exceptions import PlanError
 from paceline.modes import PushId, parse_mode
 from paceline.ps.lead import EarlyExit, Lead, Push
 
@@ -463,3 +464,22 @@ def test_nobody_falls_behind_by_more_than_an_epoch_also_when_the_mode_changes():
     assert slow.take(0) == ((), [])  # it hears that its epoch is over
     slow.take(1, wait=True)
     assert {who for who, _, _ in lead.granted(1)[0]} == {0, 1} and lead.epoch == 2
+
+
+def test_workers_that_draw_different_orders_are_named_and_so_is_the_sampler():
+    lead = lead_of("asp", workers=3)
+    lead.order(0, 0, "abc", "Mine")
+    lead.order(1, 0, "abc", "Mine")
+    lead.order(1, 1, "def", "Mine")  # it is ahead
+    with pytest.raises(PlanError, match=r"worker:2 draws another order .* epoch 1 than worker:0 did, .*Mine"):
+        lead.order(2, 0, "other", "Mine")
+
+
+def test_a_resumed_run_draws_the_order_that_it_had():
+    lead = lead_of("asp")
+    lead.order(0, 0, "abc", "Mine")
+    again = lead_of("asp")
+    again.restore(lead.snapshot())
+    again.order(1, 0, "abc", "Mine")
+    with pytest.raises(PlanError, match="than the run did before it was resumed"):
+        again.order(0, 0, "other", "Mine")

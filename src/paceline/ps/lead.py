@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.data.leases import Lease, LeaseBook
-from paceline.exceptions import FrameError, PacelineError
+from paceline.exceptions import FrameError, PacelineError, PlanError
 from paceline.modes import (
     Admit,
     Apply,
@@ -158,6 +158,8 @@ class Lead:
         """Workers that have taken leases of an epoch after others ended their script, and made no step since:
         a script may look at a batch when its training is over."""
         self._told_over: dict[int, int] = {}
+        self._orders: dict[int, tuple[str, int]] = {}
+        """Of the present epoch and later ones: the order's fingerprint, and the worker that drew it first."""
         self._late: set[int] = set()
         """Workers that were behind when the mode changed."""
         self._incarnations: dict[int, int] = {}
@@ -199,7 +201,7 @@ class Lead:
             case "heard":
                 self.requests[arguments[0]] = arguments[1]
                 return None
-            case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled":
+            case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled" | "order":
                 return getattr(self, name)(*arguments)
         raise FrameError(f"an event {name!r:.40} that no Lead knows")
 
@@ -484,6 +486,26 @@ class Lead:
         if self.book:
             self.book.finish(worker, leases, refused=True)
 
+    def order(self, worker: int, epoch: int, fingerprint: str, sampler: str) -> None:
+        """A worker has drawn the order of an epoch from the script's sampler, and asks for leases next.
+
+        Raises:
+            PlanError: another worker, or the run before it was resumed, has drawn another order.
+        """
+        if self.over(epoch):
+            return
+        self._orders = {e: drawn for e, drawn in self._orders.items() if not self.over(e)}
+        known, first = self._orders.setdefault(epoch, (fingerprint, worker))
+        if known != fingerprint:
+            other = f"worker:{first} did" if first >= 0 else "the run did before it was resumed"
+            raise PlanError(
+                f"worker:{worker} draws another order of the samples of epoch {epoch + 1} than {other}, from "
+                f"the DataLoader's sampler ({sampler}): samples would be repeated and lost. All workers must "
+                "draw the same, also one that is replaced or resumed. Give the sampler a method "
+                "set_epoch(epoch) from which its order follows, or let it draw from a torch.Generator, numpy "
+                "Generator or random.Random that is an attribute of it: Paceline seeds those for every epoch."
+            )
+
     def skip(self, worker: int, leases: Sequence[int], samples: int) -> None:
         """A worker's script read these leases, and samples without a lease, and made no step with them."""
         if self.speaks(worker):
@@ -497,6 +519,7 @@ class Lead:
             "leases": self.book.snapshot() if self.book else None,
             "descent": self.descent.snapshot() if self.descent else None,
             "streamed": self._streamed,
+            "orders": {str(epoch): fingerprint for epoch, (fingerprint, _) in self._orders.items()},
             "samples": self.totals.samples,
             "pushes": self.totals.pushes,
             "skipped": self.totals.skipped,
@@ -512,6 +535,7 @@ class Lead:
             self.descent.restore(snapshot["descent"])
         self._scheduled = self.version
         self._streamed = snapshot["streamed"]
+        self._orders = {int(e): (str(drawn), -1) for e, drawn in snapshot.get("orders", {}).items()}
         self.totals.samples = snapshot["samples"]
         self.totals.pushes = snapshot["pushes"]
         self.totals.skipped = snapshot.get("skipped", 0)

@@ -468,6 +468,11 @@ class LeadServer(Placing):
             if name in body:
                 self._do(name, peer.worker, field(body, name, list))
         self._hear_skipped(peer, body)
+        if "order" in body:
+            drawn = field(body, "order", list)
+            if len(drawn) != 2 or not all(isinstance(each, str) for each in drawn):
+                raise FrameError("an order of samples that is not a fingerprint and a sampler's name")
+            self._do("order", peer.worker, epoch, drawn[0][:64], drawn[1][:200])
         limit = min(LEASES_AT_ONCE, max(0, field(body, "limit", int)))
         leases, steps = self._do("take", peer.worker, epoch, limit, field(body, "wait", bool), number)
         if leases is None:

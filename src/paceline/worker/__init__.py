@@ -16,6 +16,7 @@
 * `group_stepping.py` GroupStepper: what a worker in a group does at optimizer.step().
 * `optimizer.py` makes the user's optimizer exchange instead of update.
 * `loader.py`    LeasedLoader and StreamLoader: the user's DataLoader, fed by leases.
+* `orders.py`    EpochOrders: the order of an epoch's samples, the same on every worker.
 * `whole_batches.py` WholeBatches: of a data set that is tensors in memory, each read at once.
 * `buffers.py`   BufferSchedule: when a worker sends its buffers, for those that join later.
 * `state.py`     a worker's part of a checkpoint: buffers, random state, schedulers.

@@ -107,7 +107,9 @@ class _AloneSource:
             self._book = LeaseBook(by_round=True, **facts)
             self._book.joined(0)
 
-    def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
+    def take(
+        self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
+    ) -> Grant:
         if self._book is None:
             self._epoch = max(self._epoch, epoch + wait)
             return Grant([], self._epoch > epoch, False)

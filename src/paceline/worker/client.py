@@ -314,21 +314,21 @@ class Client(Links):
         wait: bool,
         give_back: Sequence[int] = (),
         carry: Sequence[int] = (),
-        skipped: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> Grant:
         """Leases of an epoch; with `wait` blocks until there are some or the epoch is over.
 
         Args:
             give_back: leases that this worker will not use.
             carry: leases it has used, whose gradient goes into a later push.
-            skipped: what no push will cover, as in a push.
+            more: fields of the message: batches that were skipped, as in a push; the order of the epoch.
         """
         body: dict[str, Any] = {"epoch": epoch, "limit": limit, "wait": wait}
         if give_back:
             body["give_back"] = list(give_back)
         if carry:
             body["carry"] = list(carry)
-        body |= skipped or {}
+        body |= more or {}
         self._read_notices()
         if self._next is not None:
             self._get_ready()

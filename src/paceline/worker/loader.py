@@ -7,31 +7,24 @@ every sample is used exactly once an epoch, whoever dies.
 """
 
 import collections
-import contextlib
-import hashlib
-import random
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
 )
 
 from paceline.exceptions import UsageError
 from paceline.worker.client import Grant
+from paceline.worker.orders import EpochOrders, Order, Ranges
 from paceline.worker.whole_batches import WholeBatches, as_read
 
 __all__ = ["LeaseSource", "LeasedLoader", "StreamLoader", "data_facts", "lease_loader"]
-
-Ranges = list[tuple[int, int]]
 
 _TAKE = 8
 
@@ -39,8 +32,14 @@ _TAKE = 8
 class LeaseSource(Protocol):
     """Where leases come from and where used ones are noted."""
 
-    def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
-        """Leases, or the news that the epoch is over."""
+    def take(
+        self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
+    ) -> Grant:
+        """Leases, or the news that the epoch is over.
+
+        Args:
+            order: the fingerprint of the epoch's order and the name of the sampler that it was drawn from.
+        """
 
     def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
         """The script got a batch; the next step covers it. It may be another worker's, and not count."""
@@ -217,14 +216,14 @@ class LeasedLoader(_Wrapped):
 
     def __init__(self, loader: DataLoader[Any], source: LeaseSource, *, seed: int, world_size: int) -> None:
         super().__init__(loader, source)
-        self._seed = seed
+        self._orders = EpochOrders(loader, seed)
         self._world_size = world_size
         self._granted: collections.deque[tuple[int, Ranges]] = collections.deque()
         self._issued: collections.deque[tuple[int, Ranges, int]] = collections.deque()
         self._handed: list[tuple[int, Ranges]] = []
         """Leases whose batches the script got since it began to read, until it makes a step."""
         self._unused: list[int] = []
-        self._order: Callable[[Ranges], list[int]] = lambda _: []
+        self._order: Order = lambda _: []
         self._inner = _rebuilt(loader, _Batches(self))
 
     def __len__(self) -> int:
@@ -232,14 +231,14 @@ class LeasedLoader(_Wrapped):
         return -(-len(self.loader) // self._world_size)
 
     def _batches_of(self, epoch: int, steps: int) -> Iterator[Any]:
-        more = bool(self._granted) or self._take(epoch, wait=False)  # after a peek there are some
+        more = self._begin_epoch(epoch)
         self._source.entering(epoch)
         if not more:
             # A resumed run may have turned the page already: the script was in this epoch all the same.
             self._source.entered(epoch)
             self._source.ended(epoch)
             return
-        self._order = self._order_of(epoch)
+        self._order = self._orders.of(epoch)
         entered = ended = False
         try:
             while True:
@@ -274,10 +273,22 @@ class LeasedLoader(_Wrapped):
         self._unused += [*unused, *(lease for lease, _ in [*ahead, *self._granted])]
         self._granted.clear()
 
-    def _take(self, epoch: int, *, wait: bool) -> bool:
+    def _begin_epoch(self, epoch: int) -> bool:
+        """Get the first leases; False when the epoch is over."""
+        if self._granted:  # after a peek
+            return True
+        if not self._orders.drawn:
+            return self._take(epoch, wait=False)
+        # A finished epoch is not worth drawing; and no lease is taken before all agree on the order.
+        if not self._take(epoch, wait=False, limit=0):
+            return False
+        order = (self._orders.fingerprint(epoch), self._orders.name)
+        return self._take(epoch, wait=False, order=order)
+
+    def _take(self, epoch: int, *, wait: bool, limit: int = _TAKE, order: Sequence[str] = ()) -> bool:
         """Get leases; False when the epoch is over."""
         unused, self._unused = self._unused, []
-        grant = self._source.take(epoch, _TAKE, wait=wait, give_back=unused)
+        grant = self._source.take(epoch, limit, wait=wait, give_back=unused, order=order)
         self._granted.extend(grant.leases)
         return not grant.over or bool(grant.leases)
 
@@ -293,42 +304,6 @@ class LeasedLoader(_Wrapped):
 
     def _more(self) -> bool:
         return self._take(self._epoch - 1, wait=False) and bool(self._granted)
-
-    def _order_of(self, epoch: int) -> Callable[[Ranges], list[int]]:
-        """The epoch's order: positions to indices."""
-        seed = int.from_bytes(hashlib.blake2b(f"{self._seed}/{epoch}".encode(), digest_size=7).digest())
-        sampler = self.loader.sampler
-        own_batches = self.loader.batch_size is None
-        if not own_batches and type(sampler) is SequentialSampler:
-            return lambda ranges: [i for a, b in ranges for i in range(a, b)]
-        if not own_batches and type(sampler) is RandomSampler and not sampler.replacement:
-            count, available = len(sampler), len(self.loader.dataset)  # type: ignore[arg-type]
-            if count <= available:
-                generator = torch.Generator().manual_seed(seed)
-                order = torch.randperm(available, generator=generator)[:count]
-                return lambda ranges: [i for a, b in ranges for i in order[a:b].tolist()]
-        with _seeded(seed):
-            if own_batches:
-                assert self.loader.batch_sampler is not None
-                batches = [list(b) for b in self.loader.batch_sampler]
-                return lambda ranges: [i for a, b in ranges for batch in batches[a:b] for i in batch]
-            drawn = list(sampler)
-        return lambda ranges: [i for a, b in ranges for i in drawn[a:b]]
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Samplers draw from one of three global generators: within, they draw the same on all workers."""
-    python, numpy_ = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_)
 
 
 class _Batches(BatchSampler):

@@ -96,7 +96,7 @@ class PipelinedClient(Client):
         self._ahead: collections.deque[int] = collections.deque()
         """Epochs of the leases that are asked for already."""
         self._unsaid: dict[str, Any] = {}
-        """Batches that were skipped, to be told with the next request for leases."""
+        """Fields that go with the next request for leases: batches that were skipped."""
         self._early: EarlySlices | None = None
         self._upload: Callable[[int], None] | None = None
 
@@ -230,14 +230,14 @@ class PipelinedClient(Client):
         wait: bool,
         give_back: Sequence[int] = (),
         carry: Sequence[int] = (),
-        skipped: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> Grant:
         """As any client; but the next leases are asked for when the last ones are handed out.
 
         So that they are there when a reply would be, and towards an epoch's end they are few: as many
         requests are on their way as `prefetch` steps will need.
         """
-        self._unsaid = _together(self._unsaid, skipped or {})
+        self._unsaid = _together(self._unsaid, more or {})
         grant = None
         while self._ahead and grant is None:
             asked = self._ahead.popleft()
@@ -248,8 +248,8 @@ class PipelinedClient(Client):
         if grant is None:
             if wait and len(self._links) > 1:
                 self.settle()  # who is parked at the lead could not tell that another server is late
-            skipped, self._unsaid = self._unsaid, {}
-            grant = super().take(epoch, limit, wait=wait, give_back=give_back, carry=carry, skipped=skipped)
+            more, self._unsaid = self._unsaid, {}
+            grant = super().take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more)
         if grant.leases and not grant.over:
             for _ in range(len(self._ahead), -(-(self.prefetch + 1) // len(grant.leases))):
                 self._ahead.append(epoch)

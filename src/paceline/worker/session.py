@@ -566,7 +566,9 @@ class RunSession(Session):
 
     # --- the loader's side ------------------------------------------------------------------------
 
-    def take(self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int]) -> Grant:
+    def take(
+        self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
+    ) -> Grant:
         """Leases from the lead server."""
         self.back()  # from here on it is the loader's time
         if wait and self.mode.local:
@@ -578,11 +580,11 @@ class RunSession(Session):
         version = self._client.version
         # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
         with self._link:
-            skipped = _as_told(self._account.take_skipped())
+            more = _as_told(self._account.take_skipped())
+            if order:
+                more["order"] = [*order]
             carry = self._account.all_leases() if wait else ()
-            grant = self._client.take(
-                epoch, limit, wait=wait, give_back=give_back, carry=carry, skipped=skipped
-            )
+            grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more)
         self._follow_mode()
         if self._client.version != version:
             self._from_host()
