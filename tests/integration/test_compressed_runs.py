@@ -385,3 +385,41 @@ def test_the_text_is_kept_in_its_canonical_form():
     job = Job(compress=" TopK ")
     assert job.compress == "topk:0.01"
     assert Job.from_json(job.to_json()) == job
+
+
+REFUSED = (
+    COMMON
+    + """
+torch.set_num_threads(1)
+model = build()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data(), batch_size=2))
+steps = 0
+for epoch in range(2):
+    for x, y in loader:
+        steps += 1
+        if steps == 30 and sys.argv[1] == "without":
+            continue
+        loss_of(model(x), y).backward()
+        if steps == 30:
+            for p in model.parameters():
+                p.grad.mul_(1e6)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("compress", "overlap"), [("topk:0.05", False), ("signsgd", False), ("topk:0.05", True)]
+)
+def test_a_gradient_that_is_refused_for_its_norm_is_not_applied_later_either(run, compress, overlap):
+    """The result is bitwise that of a run in which this one step was not made."""
+    settings = {
+        **{"workers": 1, "servers": 2, "threads": 1, "mode": "asp", "norm_bound": 100.0, "overlap": overlap},
+        "compress": compress,
+    }
+    ran, without = (run(REFUSED, args=(case,), **settings) for case in ("with", "without"))
+    assert ran.error is None and without.error is None
+    assert ran.status.refused == 1
+    assert_same_bits(ran.model, without.model)

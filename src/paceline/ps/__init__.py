@@ -15,7 +15,8 @@ What they use:
 
 * `standby.py`  Standby: what a follower keeps so that it can lead.
 * `lead.py`     Lead: the mode machine and the lease book, as the lead server uses them. No sockets.
-* `norms.py`    NormBound: which gradients are absurd, though finite.
+* `norms.py`    NormBound: which gradients are absurd, though finite; SliceNorms: of a clipped update.
+* `fates.py`    Fates: which pushes were applied, for workers that compress with error feedback.
 * `descent.py`  Descent: sandblaster's part of it, the sum of an epoch and the iteration at its end.
 * `rows.py`     Rows: the leases of a group of workers, which every member reads its part of.
 * `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.

@@ -37,6 +37,7 @@ from paceline.modes import (
 )
 from paceline.modes.lbfgs import Answer, Lbfgs
 from paceline.ps.descent import Descent
+from paceline.ps.fates import Fates
 from paceline.ps.norms import NormBound
 from paceline.ps.rows import Rows
 
@@ -144,6 +145,7 @@ class Lead:
         self._left_out: set[PushId] = set()
         """Pushes that are not applied though workers and servers think them sound: their norm is absurd, or
         somebody else was first with their samples."""
+        self.fates = Fates()
         self._pushes: dict[PushId, Push] = {}
         self._keeping: set[int] = set()
         """Workers whose last push wanted no parameters back."""
@@ -258,6 +260,7 @@ class Lead:
             numbers.pop(worker, None)
         self._keeping.discard(worker)
         self._late.discard(worker)
+        self.fates.begin(worker)
         if not self.speaks(worker):
             return []
         self._forget_pushes(worker)
@@ -317,6 +320,7 @@ class Lead:
         if (epoch := self._looking.pop(push.id.worker, None)) is not None:
             self._check_nobody_finished(push.id.worker, epoch)
         push = self._judged(push)
+        self.fates.arrived(push.id.worker, push.id.sequence)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
         (self._keeping.discard if push.fetch else self._keeping.add)(push.id.worker)
@@ -605,6 +609,7 @@ class Lead:
                     self._held.discard(push)
                     self._left_out.discard(push)
                     self.totals.dropped += 1
+                    self.fates.decided(push.worker, push.sequence, applied=False)
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
                     steps.append(["drop", *push])
@@ -618,7 +623,9 @@ class Lead:
         known = all(p.samples > 0 for p in pushes if not p.void)
         parts = []
         for p in pushes:
-            if self._too_late(p):
+            late = self._too_late(p)
+            self.fates.decided(p.id.worker, p.id.sequence, applied=not (late or p.void))
+            if late:
                 continue
             if self.book:
                 self.book.finish(p.id.worker, p.leases, refused=p.void)
@@ -646,7 +653,9 @@ class Lead:
         """The servers add a gradient to the epoch's sum, unless its samples are in it already: the last ones
         of an epoch are computed twice, and the first result counts."""
         p = self._pushes.pop(push)
-        if not p.leases or self.book is None or not self.book.fresh(push.worker, p.leases):
+        fresh = bool(p.leases) and self.book is not None and self.book.fresh(push.worker, p.leases)
+        self.fates.decided(push.worker, push.sequence, applied=fresh and not p.void)
+        if self.book is None or not fresh:
             self.totals.dropped += 1
             self.give_back(push.worker, p.leases)
             return ["drop", *push]

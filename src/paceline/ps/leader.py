@@ -543,6 +543,10 @@ class LeadServer(Placing):
         self._released(worker, body)
         self._flag(worker, body)
         self._announce_cut(worker, body)
+        if self._peers[worker].needs_fates:
+            body["settled"] = self._lead.fates.settled(worker)
+            if unapplied := self._lead.fates.take_unapplied(worker):
+                body["unapplied"] = unapplied
         return body
 
     def _flag(self, worker: int, body: dict[str, Any]) -> None:

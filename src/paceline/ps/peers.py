@@ -50,6 +50,8 @@ class WorkerPeer:
         """Settings of the parameter groups, as its last push that changed them said."""
         self.fetches = True
         """Whether it gets fresh parameters with the present answer."""
+        self.needs_fates = False
+        """Whether it must be told which of its pushes were applied: its encoders have error feedback."""
         self.residual = 0.0
         """L2 norm of the gradient that its encoders hold back, as it said last."""
         self.backup: list[Tensor] | None = None
@@ -193,6 +195,7 @@ class InlinePeer(WorkerPeer):
         super().__init__(connection, worker, incarnation)
         self._layout = layout
         self._transfer = transfer
+        self.needs_fates = transfer.compress.has_feedback
         self._received = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._in_place = in_place
         self.copy = None

@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import FrameError
 from paceline.modes import Clocks, ModeSpec, PushId, Rounds, Schedule, parse_mode
+from paceline.ps.fates import Fates
 from paceline.ps.lead import Applied, Lead, Push, Steps, Totals
 from paceline.ps.norms import NormBound
 
@@ -54,7 +55,20 @@ class Standby:
 
 _CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Lead, Totals, NormBound, Push, PushId, Applied, Lease, LeaseBook, Rounds, Clocks, Schedule)
+    for kind in (
+        Lead,
+        Totals,
+        NormBound,
+        Fates,
+        Push,
+        PushId,
+        Applied,
+        Lease,
+        LeaseBook,
+        Rounds,
+        Clocks,
+        Schedule,
+    )
 }
 _MANY: dict[str, Any] = {"tuple": tuple, "set": set, "deque": collections.deque}
 

@@ -233,6 +233,7 @@ class Client(Links):
         if connection is not self._lead:
             return
         self.last_admit = reply
+        self._hear_fates(reply)
         if fetch or self.mode.payload == "none":  # which reads the newest anyway
             self.version = field(reply, "version", int)
         self.cut_next = "cut" in reply
@@ -265,8 +266,14 @@ class Client(Links):
             for connection, views in zip(self._links, self._out, strict=True)
         ]
 
+    def _hear_fates(self, reply: dict[str, Any]) -> None:
+        """The lead says which pushes are settled, and which of them were not applied."""
+        if self.encoders is not None and "settled" in reply:
+            self.encoders.settle(field(reply, "settled", int), field(reply, "unapplied", list, []))
+
     def _encoded(self, encoders: Encoders, message: dict[str, Any]) -> Written:
         phase = self.lane.enter(Phase.COMPRESS)
+        encoders.begin_push(message["sequence"])
         if missing := encoders.still_missing(message.pop("missing", ())):
             message["missing"] = missing
         written: dict[int, memoryview] = {}  # once, for all who hold it

@@ -2,7 +2,7 @@
 replies are read that are written in the same way.
 
 What encoders did not send yet is part of the worker's state: it travels in its part of a checkpoint, as
-`encoder:SLICE:WHAT`.
+`encoder:SLICE:WHAT`. A push that the servers did not apply is taken out of it again.
 """
 
 import math
@@ -41,6 +41,46 @@ class Encoders:
         self._momenta = [0.0] * (1 + max(s.group for s in layout.slices))
         self._encoders = [self._make(s) for s in layout.slices]
         self._seen = torch.zeros(len(layout.tensors), dtype=torch.bool)
+        self._before: dict[int, tuple[list[dict[str, Tensor]], Tensor]] = {}
+        """Pushes whose fate is not known, in order: where the encoders and `seen` were before each."""
+
+    def begin_push(self, sequence: int) -> None:
+        """The messages that follow belong to this push. With error feedback `settle` must say what became of
+        it: until then what the encoders held before it is kept."""
+        if self.spec.has_feedback:
+            self._before[sequence] = [encoder.mark() for encoder in self._encoders], self._seen.clone()
+
+    def settle(self, upto: int, unapplied: Sequence[int]) -> None:
+        """Hear what became of pushes. Those that were not applied leave no trace in the next messages.
+
+        Args:
+            upto: the fates of all pushes up to this one are known.
+            unapplied: pushes that were refused or dropped.
+        """
+        for sequence in sorted(unapplied, reverse=True):
+            if sequence in self._before:
+                self._undo(sequence)
+        for sequence in [s for s in self._before if s <= upto]:
+            del self._before[sequence]
+
+    def _undo(self, sequence: int) -> None:
+        before, seen = self._before[sequence]
+        later = [s for s in self._before if s > sequence]
+        if not later:
+            for encoder, mark in zip(self._encoders, before, strict=True):
+                encoder.back_to(mark)
+            self._seen = seen
+        else:
+            after, _ = self._before[min(later)]
+            for encoder, was, became in zip(self._encoders, before, after, strict=True):
+                encoder.take_out(was, became)
+            for s in later:
+                marks, seen_then = self._before[s]
+                self._before[s] = (
+                    [_shifted(*each) for each in zip(marks, before, after, strict=True)],
+                    seen_then,
+                )
+        del self._before[sequence]
 
     def encode(self, index: int, flat: Tensor) -> bytes:
         """The message for a slice."""
@@ -108,6 +148,16 @@ class Encoders:
             dtype=dtype_named(piece.dtype),
             momentum=self._momenta[piece.group],  # 0 but for dgc
         )
+
+
+def _shifted(
+    mark: dict[str, Tensor], before: dict[str, Tensor], after: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """A later mark, without what the message between two marks left behind."""
+    moved: dict[str, Tensor] = {
+        k: mark[k] + (before[k] - after[k]) for k in ("residual", "velocity") if k in mark
+    }
+    return {**mark, **moved}
 
 
 class Differences:

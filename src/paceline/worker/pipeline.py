@@ -84,6 +84,8 @@ class PipelinedClient(Client):
         """What the lead said last about whom it waited for."""
         self._answered: list[int] = []
         self._fetched: list[int] = []
+        self._fates: collections.deque[dict[str, Any]] = collections.deque()
+        """Replies that say what became of pushes, which the encoders have not been told."""
         self._versions: collections.deque[int] = collections.deque()
         """Of the parameters that have come and are not taken over."""
         self._missing: set[int] = set()
@@ -203,6 +205,7 @@ class PipelinedClient(Client):
         if not self._threads:
             return
         self._wait(lambda: min(self._answered) >= self._asked)
+        self._settle_fates()
         self._take_over()
         self.need(frozenset(self._pending))
 
@@ -275,6 +278,7 @@ class PipelinedClient(Client):
     # --- what leaves ------------------------------------------------------------------------------
 
     def _written(self, kind: Kind, message: dict[str, Any]) -> Written:
+        self._settle_fates()
         left = set() if self._early is None else self._early.begin_anew()
         if kind is not Kind.PUSH or self.encoders is not None or message.get("void"):
             return super()._written(kind, message)
@@ -460,8 +464,15 @@ class PipelinedClient(Client):
                 self._missing.difference_update(slices)
                 self._changed.notify_all()
 
+    def _settle_fates(self) -> None:
+        """Let the encoders, which belong to the script's thread, hear what became of pushes."""
+        while self._fates:
+            self._hear_fates(self._fates.popleft())
+
     def _hear(self, body: dict[str, Any]) -> None:
         """What the lead says beside the answer itself."""
+        if "settled" in body:
+            self._fates.append(body)
         self._save_due = self._save_due or body.pop("save", None) is not None
         self._hear_mode(body)
 

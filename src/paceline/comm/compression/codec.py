@@ -130,6 +130,29 @@ class Encoder:
             self._residual = state["residual"].clone()
         self._method.load(state)
 
+    def mark(self) -> dict[str, Tensor]:
+        """Where the encoder is now, not copied: `encode` makes new tensors and changes none of these."""
+        return self._state()
+
+    def back_to(self, mark: dict[str, Tensor]) -> None:
+        """Be where a `mark` was made: what was encoded since then was never encoded."""
+        self._dice.step = int(mark["step"])
+        if self._residual is not None:
+            self._residual = mark["residual"]
+        self._method.load(mark)
+
+    def take_out(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+        """Undo one message, encoded between two marks, although later ones have been encoded since.
+
+        What it left behind (of dgc also the velocity) is subtracted. Later messages may have carried some of
+        that already; it is then missing from the next ones, so that the sum of all is right again.
+        """
+        now = self._state()
+        for name in ("residual", "velocity"):
+            if name in now:
+                now[name] = now[name] + (before[name] - after[name])
+        self.back_to(now)
+
     def _state(self) -> dict[str, Tensor]:
         state = {"step": torch.tensor(self._dice.step), **self._method.state()}
         if self._residual is not None:
