@@ -42,7 +42,7 @@ RANK["paceline"] = RANK["api"] + 0.5
 TESTING = "testing"
 
 # Events in, instructions out. Of our own they use the errors, and what is beside them and pure.
-PURE = ("modes/", "data/leases.py")
+PURE = ("modes/", "data/leases.py", "plan/capacity.py")
 IMPURE = {
     *("asyncio", "concurrent", "datetime", "multiprocessing", "numpy", "os", "random", "secrets"),
     *("select", "selectors", "signal", "socket", "ssl", "subprocess", "threading", "time", "torch"),

@@ -8,6 +8,8 @@ import typer
 from paceline.cli import options
 from paceline.modes import in_words
 from paceline.plan import Job, ModelFacts, Plan, make_plan
+from paceline.plan.capacity import BASE_BYTES, ROLE_BYTES, model_bytes
+from paceline.plan.host import read_limits
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,6 +101,7 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
         f"on {words.plural(len(plan.servers), 'server')}{_balance(shares)}",
         "data": _data(plan, facts),
         "exchange": _exchange(plan, facts),
+        "memory": _memory(plan, facts),
         "checkpoints": _checkpoints(job),
         "faults": f"{_replaced(plan)}; nobody waits longer than {words.duration(job.deadline_s)}",
     }
@@ -191,6 +194,26 @@ def _exchange(plan: Plan, facts: ModelFacts) -> str:
         text += "; gradients leave during backward"
     if transfer.prefetch:
         text += f"; replies awaited {words.plural(transfer.prefetch, 'step')} later"
+    return text
+
+
+def _memory(plan: Plan, facts: ModelFacts) -> str:
+    from paceline.observe import words
+
+    needed = BASE_BYTES + len(plan.roles) * ROLE_BYTES
+    needed += model_bytes(
+        facts.nbytes,
+        workers=len(plan.workers),
+        in_place=plan.in_place,
+        shares_memory=plan.shares_memory,
+    )
+    text = f"{words.size(needed)} for all roles, and what the optimizer's state and the activations take"
+    limit = read_limits().memory
+    if limit is None:
+        return text
+    text += f"; {words.size(limit.left)} are left here ({limit.source})"
+    if needed > limit.left:
+        text += f": too little. Use fewer workers. {limit.remedy}"
     return text
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.comm import Connection, Kind
@@ -12,10 +13,12 @@ from paceline.control.machine import (
 )
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
-from paceline.exceptions import LinkError, UsageError
+from paceline.exceptions import LinkError, PlanError, UsageError
 from paceline.modes import Guard, ModeSpec, in_words, parse_mode
 from paceline.observe import RunStatus, ServerStatus
 from paceline.plan import Plan
+from paceline.plan.capacity import Demand, HostLimits, check_capacity
+from paceline.plan.host import read_limits
 
 __all__ = ["Steering"]
 
@@ -83,6 +86,7 @@ class Steering:
             raise UsageError(f"{workers} workers but only {data} samples: every worker needs at least one")
         if self._machine.state is not RunState.RUNNING:
             raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
+        self._check_room(workers, len(self._machine.serving) if servers is None else servers)
         before = set(self._machine.working)
         self._do(self._machine.scale(workers))
         after = set(self._machine.working)
@@ -101,6 +105,28 @@ class Steering:
         with self._going_on_without_disk():
             self.run_dir.record_setting(**present)
         self._answer(request, {**present, "version": self.status.version})
+
+    def _check_room(self, workers: int, servers: int) -> None:
+        """UsageError if this host cannot carry the roles that would join."""
+        joining_workers = max(0, workers - len(self._machine.working))
+        joining_servers = max(0, servers - len(self._machine.serving))
+        if not joining_workers and not joining_servers:
+            return
+        limits = read_limits()
+        demand = Demand(
+            workers=workers,
+            servers=servers,
+            worker_threads=1,
+            server_threads=1,
+            shares_memory=self.plan.shares_memory,
+        )
+        try:
+            # Those that run have their files, which count for each process; of the rest they have their part.
+            check_capacity(demand, HostLimits(open_files=limits.open_files))
+            joining = replace(demand, workers=joining_workers, servers=joining_servers)
+            check_capacity(joining, replace(limits, open_files=None))
+        except PlanError as error:
+            raise UsageError(f"of roles that would join, {error}") from None
 
     def _scale_servers(self, servers: int) -> None:
         before = self._machine.serving

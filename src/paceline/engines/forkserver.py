@@ -33,6 +33,8 @@ from paceline.engines.base import Handover, Left, Succession
 __all__ = ["kill_group", "main"]
 
 _MOST_DESCRIPTORS = 2
+_NOT_STARTED = 71
+"""Exit code of a role that could not be forked (EX_OSERR)."""
 _MOST_HEIRS, _WITHIN_S = 10, 60.0
 """More controllers than this that die so soon one after the other would not be the last."""
 
@@ -50,6 +52,8 @@ class ForkServer:
         """Who was started last in each place."""
         self._succession: Succession | None = None
         self._heirs: set[int] = set()
+        self._failed = 0
+        """Counts roles that could not be forked, downwards: each gets a number that no process has."""
         self._takeovers: collections.deque[float] = collections.deque(maxlen=_MOST_HEIRS)
         # SIGCHLD wakes the selector through this pipe.
         self._wakened, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -92,11 +96,11 @@ class ForkServer:
         if not data:
             return False
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "close" in message:
-                self._succession = None
-                return False
+        messages = [json.loads(line) for line in lines]
+        if any("close" in message for message in messages):  # roles before it need not start any more
+            self._succession = None
+            return False
+        for message in messages:
             self._handle(message)
         return True
 
@@ -113,13 +117,26 @@ class ForkServer:
             from paceline.engines.role import become
 
             self._release()
-            return become(spec)
+            return become(spec, parent=me)
 
-        pid = _forked(be_role)
+        me = os.getpid()
         who = (spec["role"], spec["rank"], spec["incarnation"])
+        try:
+            pid = _forked(be_role)
+        except OSError as error:  # no more processes, or no memory for one
+            self._not_started(spec, error)
+            return
         self._running[pid] = who
         self._left[who[:2]] = Left(*who, pid, None)
         self._say({"started": f"{spec['role']}:{spec['rank']}", "pid": pid})
+
+    def _not_started(self, spec: dict[str, Any], error: OSError) -> None:
+        """Say so in the role's log, and have it count as a role that ended."""
+        with contextlib.suppress(OSError), open(spec["log"], "a") as log:
+            log.write(f"{spec['role']}:{spec['rank']} could not be started: {error}\n")
+        self._failed -= 1
+        self._say({"started": f"{spec['role']}:{spec['rank']}", "pid": self._failed})
+        self._say({"exited": self._failed, "status": _NOT_STARTED << 8})
 
     def _reap(self) -> None:
         for pid in [*self._running, *self._heirs]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 from paceline.engines.base import Exit, Handover, RoleSpec, Succession
 from paceline.engines.forkserver import kill_group
+from paceline.engines.outbox import Outbox
 
 __all__ = ["LocalEngine"]
 
@@ -35,9 +37,13 @@ class LocalEngine:
     def __init__(self, program: Callable[[], None] | None = None) -> None:
         self._reset()
         if program is None:
-            self._begin()
+            mine, theirs = socket.socketpair()
+            theirs.close()
+            self._connect(mine)
+            self._gone = True  # the first one starts when it is needed: by then signals are dealt with
         else:
-            self._control, theirs = socket.socketpair()
+            mine, theirs = socket.socketpair()
+            self._connect(mine)
             self._forked = _Forks(theirs, program)
 
     def _reset(self) -> None:
@@ -47,14 +53,20 @@ class LocalEngine:
         self._found: list[Exit] = []
         self._buffer = b""
         self._gone = False
+        self._forks = False
+        """Whether the fork server has forked something: it is past loading torch."""
         self._succession: Succession | None = None
+
+    def _connect(self, control: socket.socket) -> None:
+        self._control = control
+        self._outbox = Outbox(control)
 
     def _begin(self) -> None:
         """Start a fork server."""
         self._buffer = b""
-        self._gone = False
+        self._gone = self._forks = False
         mine, theirs = socket.socketpair()
-        self._control = mine
+        self._connect(mine)
         start = f"from paceline.engines.forkserver import main; main({theirs.fileno()})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", start],
@@ -71,7 +83,7 @@ class LocalEngine:
         """Go on with the fork server, and with the roles, of a process that died."""
         engine = cls.__new__(cls)
         engine._reset()
-        engine._control = handover.control
+        engine._connect(handover.control)
         for left in handover.roles:
             who = (left.role, left.rank, left.incarnation)
             if left.status is None:
@@ -83,13 +95,17 @@ class LocalEngine:
 
     def start(self, spec: RoleSpec) -> None:
         """See Engine."""
-        if self._gone:  # the fork server was killed: another one takes its place
+        self.have_server()
+        self._waiting.append((spec.role, spec.rank, spec.incarnation))
+        self._say({"start": spec.to_json()})
+
+    def have_server(self) -> None:
+        """Start a fork server if there is none yet, or it was killed."""
+        if self._gone:
             self._control.close()
             if self._process is not None:
                 self._process.wait()
             self._begin()
-        self._waiting.append((spec.role, spec.rank, spec.incarnation))
-        self._say({"start": spec.to_json()})
 
     def fileno(self) -> int:
         """See Engine."""
@@ -102,11 +118,16 @@ class LocalEngine:
     def exits(self) -> list[Exit]:
         """See Engine."""
         found, self._found = self._found, []
+        self._outbox.flush()
+        if self._outbox.stalled:
+            self._give_up()
         while select.select([self._control], [], [], 0)[0]:
             data = b""
             with contextlib.suppress(ConnectionResetError):  # it left something unread
                 data = self._control.recv(1 << 16)
-            if not data:
+            if data and self._forked is not None:
+                data = self._forked.said()
+            elif not data:
                 # The fork server itself was killed: so were its roles.
                 self._gone = self._forked is None
                 gone = [*self._running.values(), *self._waiting]
@@ -118,6 +139,7 @@ class LocalEngine:
             for line in lines:
                 message = json.loads(line)
                 if "started" in message:
+                    self._forks = True
                     who = self._waiting.pop(0)
                     self._running[message["pid"]] = who
                     for waiting, number in self._signals:
@@ -125,7 +147,15 @@ class LocalEngine:
                             self._say({"kill": message["pid"], "signal": number})
                 else:
                     found.append(_exit(self._running.pop(message["exited"]), message["status"]))
+            self._outbox.flush()
         return found
+
+    def _give_up(self) -> None:
+        """The fork server hangs: it ends with its roles, which is then seen as any other end of it."""
+        if self._process is not None:
+            self._process.kill()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
 
     def pids(self) -> dict[str, int]:
         """See Engine."""
@@ -144,18 +174,26 @@ class LocalEngine:
         if succession is None:
             self._say({"guard": None})
             return
+        if self._gone:
+            self.have_server()  # which is then told
+            return
         wish = asdict(succession)
         descriptors = [wish.pop("listener"), wish.pop("lock")]
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._control, [json.dumps({"guard": wish}).encode() + b"\n"], descriptors)
+        self._outbox.put({"guard": wish}, descriptors)
 
     def close(self) -> None:
         """See Engine."""
+        if self._control.fileno() < 0:
+            return
         if self._forked is not None:
             self._forked.close()
             self._control.close()
             return
+        self._outbox.drop()  # roles that it has not heard of need not start any more
         self._say({"close": True})
+        told = self._outbox.finish(_CLOSE_S)
+        if self._process is not None and not (told and self._forks):
+            self._process.kill()  # it hangs, or loads torch: what it may have forked ends with it
         if self._process is None:  # it is not our child: its end of the socket closes with it
             self._control.settimeout(_CLOSE_S)
             with contextlib.suppress(OSError):
@@ -173,8 +211,7 @@ class LocalEngine:
         if self._forked is not None:
             self._forked.handle(message)
             return
-        with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(message).encode() + b"\n")
+        self._outbox.put(message)
 
 
 def _exit(who: tuple[str, int, int], status: int) -> Exit:
@@ -194,6 +231,7 @@ class _Forks:
         self._program = program
         self._threads: list[threading.Thread] = []
         self._running: set[int] = set()
+        self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def handle(self, message: dict[str, Any]) -> None:
         """The same messages as the fork server's."""
@@ -236,6 +274,16 @@ class _Forks:
             thread.join(timeout=5)
         self._control.close()
 
+    def said(self) -> bytes:
+        """What was said since the last call; the socket only shows that there is something."""
+        found = b""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found += self._said.get_nowait()
+        return found
+
     def _say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(message).encode() + b"\n")
+        """Does not block: the same thread reads it."""
+        self._said.put(json.dumps(message).encode() + b"\n")
+        with contextlib.suppress(OSError):  # a full socket shows already that there is something
+            self._control.send(b".", socket.MSG_DONTWAIT)

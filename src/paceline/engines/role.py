@@ -24,10 +24,18 @@ _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def become(spec: dict[str, Any], program: Callable[[], None] | None = None) -> int:
-    """Be the role that a RoleSpec (as JSON) describes, in this fresh process. Returns the exit code."""
+def become(
+    spec: dict[str, Any], program: Callable[[], None] | None = None, *, parent: int | None = None
+) -> int:
+    """Be the role that a RoleSpec (as JSON) describes, in this fresh process. Returns the exit code.
+
+    Args:
+        parent: process that forked this one: the role ends with it.
+    """
     os.setsid()  # Ctrl-C in the terminal is for the controller; and so a role dies with its children
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        return 1  # it died before we asked to be told
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _keep_freed_memory()

@@ -3,6 +3,8 @@
 * `job.py`   Job: a program, its resources and a mode; checks each setting by itself.
 * `plan.py`  make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
              ModelFacts: what `paceline plan` learns from the script's model.
+* `capacity.py`  check_capacity: refuses what the host cannot carry. Pure.
+* `host.py`  read_limits: what this host has left: processes, open files, memory.
 * `security.py`  TLS: refuses what cannot be had; makes or reads the run's certificates.
 
 Importing this package does not import torch: `paceline plan` refuses a wrong job at once.

@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 from paceline.comm.protection import BLOCKS, protection
 from paceline.exceptions import PlanError, UsageError
 from paceline.modes import ModeSpec, parse_mode, parse_schedule
+from paceline.plan.capacity import Demand, HostLimits, check_capacity
+from paceline.plan.host import read_limits
 from paceline.plan.job import Job
 from paceline.plan.security import check_tls
 
@@ -115,17 +117,19 @@ class ModelFacts:
         return -(-self.samples // (self.batch_size * workers))
 
 
-def make_plan(job: Job, *, run_id: str | None = None) -> Plan:
+def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None = None) -> Plan:
     """The plan for a job on this machine.
 
-    Reads the file system (is the script there? its certificates?) and the number of cores; starts nothing.
+    Reads the file system (is the script there? its certificates?), the number of cores and the limits of this
+    host; starts nothing.
 
     Args:
         run_id: of the run that goes on; None for a new one.
+        limits: what the host has left; None: what this one has.
 
     Raises:
         UsageError: settings that contradict each other.
-        PlanError: the script cannot be run here.
+        PlanError: the script cannot be run here, or this host cannot carry so many roles.
     """
     mode = parse_mode(job.mode)
     schedule = parse_schedule(mode, job.schedule)
@@ -172,8 +176,17 @@ def make_plan(job: Job, *, run_id: str | None = None) -> Plan:
     cores = _cores()
     # The workers wait while the servers update, and the other way round: both may have every core.
     count = 1 if mode.serverless else job.servers
-    servers = [RolePlan(role="server", rank=rank, threads=cores) for rank in range(count)]
     threads = job.threads or max(1, cores // job.workers)
+    shares_memory = job.link != "tcp" and not job.transfer.inline
+    demand = Demand(
+        workers=job.workers,
+        servers=count,
+        worker_threads=threads,
+        server_threads=cores,
+        shares_memory=shares_memory,
+    )
+    check_capacity(demand, read_limits() if limits is None else limits)
+    servers = [RolePlan(role="server", rank=rank, threads=cores) for rank in range(count)]
     workers = [RolePlan(role="worker", rank=rank, threads=threads) for rank in range(job.workers)]
     return Plan(
         job=job,
@@ -273,6 +286,11 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
         found.append(
             f"servers={job.servers} share {cores} cores; one server already uses every core, so on "
             "one machine more servers than cores only cost memory and messages"
+        )
+    if job.workers > cores:
+        found.append(
+            f"workers={job.workers} share {cores} cores: they take turns, and all of them together are not "
+            f"faster than {cores}"
         )
     if job.threads is not None and job.threads > cores:
         found.append(

@@ -13,6 +13,10 @@ _PATIENCE_S = 10.0
 class KeptEngine(LocalEngine):
     """Use it for one run after the other; `close` ends a run's roles, `shut_down` the engine."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.have_server()  # before the first test looks which processes there are
+
     def close(self) -> None:
         """Kill the roles of the last run and wait until they are gone."""
         deadline = time.monotonic() + _PATIENCE_S
