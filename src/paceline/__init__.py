@@ -24,6 +24,7 @@ if typing.TYPE_CHECKING:
         prepare,
         rank,
         run_parameters,
+        should_stop,
         world_size,
     )
     from paceline.plan import Job
@@ -46,6 +47,7 @@ __all__ = [
     "prepare",
     "rank",
     "run_parameters",
+    "should_stop",
     "world_size",
 ]
 

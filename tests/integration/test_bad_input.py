@@ -238,23 +238,6 @@ def test_a_script_whose_every_loss_is_nan_ends_and_its_model_is_as_it_began(run)
     assert all(bool(t.isfinite().all()) for t in ran.model.values())
 
 
-@pytest.mark.parametrize("mode", ["bsp", "backup:1", "ssp:1", "asp"])
-@pytest.mark.parametrize("ending", ["sys.exit(0)", "pass"])
-def test_a_worker_whose_script_ends_an_epoch_early_is_named_with_what_to_do(run, mode, ending):
-    source = f"""
-import itertools
-objects = prepared()
-if RANK == 1:
-    train(objects, epochs=1)
-    {ending}
-else:
-    train(objects, epochs=itertools.count())
-"""
-    ran = run(MODEL + source, workers=2, mode=mode, deadline_s=10)
-    assert_failed(ran, "EarlyExit: worker:1 ended its script after", "while worker:0 goes on with epoch ")
-    assert "All workers must run the same number of epochs" in ran.error
-
-
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
 def test_leaving_the_last_epochs_loop_early_is_no_error(run, mode):
     """A limit on the steps is common; who is through first must not fail the others."""

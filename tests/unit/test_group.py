@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.comm import Region
 from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.params import Layout, TensorInfo, flat_view
-from paceline.worker.group import Group, GroupLinks, part_of, weighted_mean
+from paceline.worker.group import ENDS, Group, GroupLinks, part_of, weighted_mean
 
 # --- parts of a row ---------------------------------------------------------------------------------
 
@@ -165,11 +165,29 @@ def test_everybody_gets_the_roots_parameters_and_news(link: str) -> None:
 
 def test_members_that_do_different_things_are_told_who_does_what() -> None:
     def body(group: Group, memory: torch.Tensor) -> None:
-        group.meet("ends its script" if group.rank == 2 else "calls optimizer.step()")
+        group.meet("loads an optimizer state" if group.rank == 2 else "calls optimizer.step()")
 
     for error in Members(3, layout_of((4,))).run(body):
         assert isinstance(error, UsageError)
-        assert "worker:0 calls optimizer.step() while worker:2 ends its script" in str(error)
+        assert "worker:0 calls optimizer.step() while worker:2 loads an optimizer state" in str(error)
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_when_a_member_ends_its_script_the_others_end_theirs_in_order(who: int) -> None:
+    def body(group: Group, memory: torch.Tensor) -> Any:
+        ended = []
+        for _ in range(2):  # a script that goes on all the same ends again
+            try:
+                group.meet(ENDS if group.rank == who else "calls optimizer.step()")
+            except SystemExit as error:
+                ended.append(error.code)
+        return ended, group.ended
+
+    found = Members(3, layout_of((4,))).run(body)
+    other = 1 if who == 0 else 0
+    for rank, (ended, said) in enumerate(found):
+        assert ended == ([0] if rank == who else [0, 0])
+        assert f"worker:{who} ended its script while worker:{other} calls optimizer.step(), and the" in said
 
 
 def test_a_member_that_is_gone_is_named() -> None:

@@ -1,6 +1,6 @@
 """What users import, and what the command line calls.
 
-* `script.py`  prepare, log, assign, run_parameters, rank, …: for scripts with their own loop.
+* `script.py`  prepare, log, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
 * `fitting.py` fit and Task: for people who want no loop.
 * `runs.py`    load_run: a run's tables as data frames.
 * `jobs.py`    run_job, resume_run, export_run, inspect_script: what the commands do.
@@ -24,6 +24,7 @@ if typing.TYPE_CHECKING:
         prepare,
         rank,
         run_parameters,
+        should_stop,
         world_size,
     )
 
@@ -43,6 +44,7 @@ __all__ = [
     "resume_run",
     "run_job",
     "run_parameters",
+    "should_stop",
     "world_size",
 ]
 

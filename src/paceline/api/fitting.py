@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.api import script
-from paceline.api.jobs import execute, latest_checkpoint
+from paceline.api.jobs import check_goes_on, execute, latest_checkpoint
 from paceline.control import RunDirectory, find_run
 from paceline.exceptions import RoleFailed, UsageError
 from paceline.observe import Progress, RunStatus
@@ -86,7 +86,9 @@ def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **setting
     if resume is not None:
         run = find_run(resume)
         job = Job.from_json({**run.read_job().to_json(), **settings})
-        found = latest_checkpoint(run).path
+        checkpoint = latest_checkpoint(run)
+        check_goes_on(job, checkpoint)
+        found = checkpoint.path
         plan = make_plan(job, run_id=run.id)
         run.record_resume(job, plan=plan, command=sys.argv)
     else:
@@ -131,6 +133,8 @@ def _train(task: Task) -> None:
             if test is not None:
                 with script.run_parameters():
                     script.log(**_evaluate(task, model, test))
+        if script.should_stop():  # a limit of the run
+            break
 
 
 @torch.no_grad()

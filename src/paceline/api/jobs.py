@@ -17,7 +17,7 @@ from paceline.observe import Progress, RunStatus, write_report
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.storage import checkpoint as checkpoints
 
-__all__ = ["execute", "export_run", "inspect_script", "resume_run", "run_job", "write_last"]
+__all__ = ["check_goes_on", "execute", "export_run", "inspect_script", "resume_run", "run_job", "write_last"]
 
 _HEIR = "paceline.api.successor:take_over"
 """Who goes on with a run whose controller was killed."""
@@ -64,6 +64,7 @@ def resume_run(
         raise UsageError(f"run {run.id} was started by paceline.fit(); call fit(…, resume={run.id!r}).")
     plan = make_plan(job, run_id=run.id)
     found = latest_checkpoint(run, progress)
+    check_goes_on(job, found)
     before = run.read_status()
     run.record_resume(job, plan=plan, command=command)
     lost = max(0, int(before.get("version", 0)) - found.version)
@@ -72,6 +73,15 @@ def resume_run(
             f"going on from {found.path.name}: {lost:,} updates after it are lost and are computed again"
         )
     return execute(plan, run, resume=found.path, command=command, progress=progress, lasting=lasting)
+
+
+def check_goes_on(job: Job, found: checkpoints.Checkpoint) -> None:
+    """Refuse to resume from a checkpoint that is at the job's limit already."""
+    if job.max_updates is not None and found.version >= job.max_updates:
+        raise UsageError(
+            f"the run has made {found.version:,} updates, and max_updates={job.max_updates} ends it after "
+            f"{job.max_updates:,}: give a higher limit (--max-updates) to go on"
+        )
 
 
 def latest_checkpoint(run: RunDirectory, progress: Progress | None = None) -> checkpoints.Checkpoint:

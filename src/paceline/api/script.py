@@ -4,9 +4,19 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.worker import current_session
+from paceline.worker import check_who, current_session
 
-__all__ = ["assign", "is_main", "log", "no_sync", "prepare", "rank", "run_parameters", "world_size"]
+__all__ = [
+    "assign",
+    "is_main",
+    "log",
+    "no_sync",
+    "prepare",
+    "rank",
+    "run_parameters",
+    "should_stop",
+    "world_size",
+]
 
 
 def prepare(*objects: Any) -> Any:
@@ -36,6 +46,36 @@ def prepare(*objects: Any) -> Any:
 def log(**metrics: float) -> None:
     """Show metrics (`paceline.log(loss=0.3)`) in the progress display and keep them with the run."""
     current_session().log(metrics)
+
+
+def should_stop(condition: Any = False, *, who: str = "any") -> bool:
+    """Whether the run ends early. Call it on every worker at the same place, usually once an epoch:
+
+        for epoch in range(100):
+            for inputs, targets in loader:
+                ...
+            if paceline.should_stop(validation_loss > 1.1 * best):
+                break
+
+    In modes with rounds (bsp, backup, local, diloco, allreduce, hybrid, sandblaster) a call waits until the
+    other workers call it, too, and all get the same answer at the same step. In the others (asp, ssp,
+    downpour, easgd, hogwild, dogwild) nobody waits: once it is decided, each worker's next call returns True.
+
+    A decision is final. It also ends the loops over the prepared loader before their next batch, on every
+    worker; a script that begins another one after that ends there, as by `sys.exit(0)`. Limits
+    (`--max-time`, `--max-updates`) end a run in the same way, so a bare `should_stop()` asks for those.
+
+    Args:
+        condition: what this worker wants. Workers may disagree. (A worker that was started again, by a resume
+            or in a dead one's place, has no say before its first step.)
+        who: whose condition counts. "any": one worker's is enough. "all": every worker's last one must be
+            true. "main": worker 0's alone.
+
+    Returns:
+        True if this worker's script should leave its training loop. Alone (`python train.py`): the condition.
+    """
+    check_who(who)
+    return current_session().should_stop(bool(condition), who)
 
 
 def assign() -> None:

@@ -1,6 +1,7 @@
 """The options that run, plan and resume share, and how they become a Job."""
 
 import dataclasses
+import re
 import shutil
 import sys
 import textwrap
@@ -27,6 +28,8 @@ __all__ = [
     "LINK",
     "LIVE",
     "MAX_RESTARTS",
+    "MAX_TIME",
+    "MAX_UPDATES",
     "MODE",
     "OPTIMIZERS",
     "OVERLAP",
@@ -223,6 +226,32 @@ MAX_RESTARTS = typer.Option(
     "--max-restarts",
     metavar="N",
     help="How many dead roles are replaced before the run fails.",
+    rich_help_panel=_FAULTS,
+)
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _seconds(text: str) -> float:
+    """A duration: `90`, `90s`, `30m`, `2h`, `1h30m`, `1.5d`."""
+    found = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", str(text))
+    if not found or "".join(number + unit for number, unit in found) != str(text):
+        raise UsageError(f"--max-time {text}: give seconds, or a duration such as 90s, 30m, 2h or 1h30m")
+    return sum(float(number) * _UNITS[unit or "s"] for number, unit in found)
+
+
+MAX_TIME = typer.Option(
+    "--max-time",
+    metavar="DURATION",
+    parser=_seconds,
+    help="End the run early and in order after this long: 90s, 30m, 2h, 1h30m.",
+    show_default=False,
+    rich_help_panel=_FAULTS,
+)
+MAX_UPDATES = typer.Option(
+    "--max-updates",
+    metavar="N",
+    help="End the run early and in order after N updates.",
+    show_default=False,
     rich_help_panel=_FAULTS,
 )
 REPLICAS = typer.Option(

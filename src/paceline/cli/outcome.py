@@ -31,6 +31,8 @@ def finish(status: RunStatus) -> None:
     state, _, text = first.partition(" ")
     typer.secho(state, fg=COLOURS.get(status.state, "red"), bold=True, nl=False, err=err)
     typer.echo(" " + "\n".join([text, *rest]), err=err)
+    if status.ended_early is not None:
+        typer.echo(textwrap.fill(f"  It ended early: {status.ended_early}.", width), err=err)
     if limit := _limit(status):
         typer.echo(textwrap.fill(limit, width, initial_indent="  ", subsequent_indent="  "), err=err)
     for name, text in {**_metrics(status), **_places(status)}.items():
@@ -86,6 +88,8 @@ def _places(status: RunStatus) -> dict[str, str]:
         places["report"] = str(path / "report.html")
     if status.checkpoints and status.state == "succeeded":
         places["the model"] = f"paceline export {run} model.safetensors"
+        if status.ended_early is not None:
+            places["to go on"] = f"paceline resume {run}"
     elif status.checkpoints:
         places["to go on"] = f"paceline resume {run}"
     return places

@@ -30,6 +30,8 @@ def resume(
     norm_bound: Annotated[float | None, options.NORM_BOUND] = None,
     optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
     deadline_s: Annotated[float | None, options.DEADLINE] = None,
+    max_time_s: Annotated[float | None, options.MAX_TIME] = None,
+    max_updates: Annotated[int | None, options.MAX_UPDATES] = None,
     max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,
     replicas: Annotated[int | None, options.REPLICAS] = None,
     checkpoint_every: Annotated[int | None, options.CHECKPOINT_EVERY] = None,

@@ -37,6 +37,8 @@ def run(
     seed: Annotated[int, options.SEED] = Job.seed,
     optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
     deadline_s: Annotated[float, options.DEADLINE] = Job.deadline_s,
+    max_time_s: Annotated[float | None, options.MAX_TIME] = None,
+    max_updates: Annotated[int | None, options.MAX_UPDATES] = None,
     max_restarts: Annotated[int, options.MAX_RESTARTS] = Job.max_restarts,
     replicas: Annotated[int, options.REPLICAS] = Job.replicas,
     checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,

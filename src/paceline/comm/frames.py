@@ -79,6 +79,8 @@ class Kind(IntEnum):
     RESUMED = 31  # server → worker: the link goes on here; so many frames of yours have come
     SENDS = 29  # worker → server: the slices that my pushes bring from now on
     CLOCK = 27  # role → controller: what time is it? and the answer
+    VOTE = 42  # worker → lead: does the run end early? and whether this worker wants it to
+    VERDICT = 43  # lead → worker: the answer
     HEARD = 40  # controller → role: your last words are kept, you may end
 
 
@@ -93,6 +95,7 @@ _BODY_LIMIT = {
     Kind.ORDER: _LARGE,
     Kind.ADMIT: 4 << 20,
     Kind.GRANT: 4 << 20,
+    Kind.VERDICT: 4 << 20,
     Kind.ATTACHED: 4 << 20,
     Kind.ATTACH: 4 << 20,
     Kind.SENDS: 4 << 20,

@@ -3,6 +3,7 @@
 * `machine.py`    RunMachine: the life of a run, pure: what happened in, decisions out.
 * `controller.py` Controller: carries the decisions out, with an engine and the run's connections.
 * `configs.py`    what roles are told when they are started.
+* `time_limit.py` TimeLimit: ends a run when its time is up.
 * `tail.py`       Tail: new lines of a log.
 * `steering.py`   Steering: its part that answers requests for another mode, or more or fewer roles.
 * `successor.py`  Successor: the controller that takes over when one dies.

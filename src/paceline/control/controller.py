@@ -43,6 +43,7 @@ from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.control.steering import Steering
 from paceline.control.tail import Tail
+from paceline.control.time_limit import TimeLimit
 from paceline.engines import Engine, RoleSpec, Succession
 from paceline.exceptions import FrameError, LinkError, RoleFailed
 from paceline.modes import Guard, ModeSpec
@@ -142,6 +143,7 @@ class Controller(Steering):
         self._started = time.monotonic()
         self._shown = 0.0
         self._written = 0.0
+        self._time_limit = TimeLimit(job.max_time_s)
         self._output = Tail(run.log_path("worker", 0))
         self._requests = Requests(run.path)
         self._looked = 0.0
@@ -230,7 +232,15 @@ class Controller(Steering):
             "switching": sorted(self._switching),
             "status": {
                 name: getattr(self.status, name)
-                for name in ("mode", "messages", "lost_updates", "samples_before", "startup_s", "takeovers")
+                for name in (
+                    "mode",
+                    "messages",
+                    "lost_updates",
+                    "samples_before",
+                    "startup_s",
+                    "takeovers",
+                    "ended_early",
+                )
             },
         }
 
@@ -248,6 +258,8 @@ class Controller(Steering):
             self._do(self._machine.saved(f"not written within {_SAVE_S:g} s"))
         self._look_at_requests(now)
         self._check_servers(now)
+        if self._machine.state in (RunState.RUNNING, RunState.RECOVERING):
+            self._time_limit.check(now - self._started, self._links.get(self._lead))
         if self._sampler is not None and self._sampler.due(now):
             self._sample(self._sampler)
         self._tell()
@@ -431,6 +443,7 @@ class Controller(Steering):
         self._resume = None if found is None else found.path
         self._version_before = version
         self.status.version, self.status.samples = version, lead["samples"]
+        self.status.ended_early = None
         self.status.samples_before = min(self.status.samples_before, lead["samples"])
         lost = max(0, before - version)
         self.status.lost_updates += lost
@@ -572,6 +585,8 @@ class Controller(Steering):
             if body.get("clock"):
                 self._machine.stepped(rank)
             self._check_spans(body)
+            if "note" in body:
+                self._note(str(body["note"]))
             if "log" in body:
                 values = {str(k): float(v) for k, v in body["log"].items()}
                 worker.metrics.update(values)
@@ -602,6 +617,11 @@ class Controller(Steering):
             return
         if "note" in body:
             self._note(str(body["note"]))
+            return
+        if "ending" in body:
+            if self.status.ended_early is None:
+                self.status.ended_early = str(body["ending"])
+                self._note(f"the run ends early: {self.status.ended_early}")
             return
         if "whole" in body:
             self._do(self._machine.whole(set(body["whole"])))

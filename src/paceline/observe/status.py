@@ -141,6 +141,8 @@ class RunStatus:
     """Seconds the lead server spent updating parameters."""
     messages: list[str] = field(default_factory=list)
     """What people should read, oldest first; it only grows."""
+    ended_early: str | None = None
+    """Why it ended before its scripts would have: the workers' votes, or a limit. It is no failure."""
     error: str | None = None
     """Why it failed: who, what, and the traceback."""
 

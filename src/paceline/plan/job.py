@@ -100,6 +100,13 @@ class Job:
     keep_checkpoints: int = 3
     """How many checkpoints stay; older ones are deleted. At least 2 leave one to fall back on."""
 
+    max_time_s: float | None = None
+    """End the run early, in order, this many seconds after its start (a resumed run starts anew): workers
+    make their last step, scripts go on behind their loops, the last checkpoint is written. None: no limit."""
+
+    max_updates: int | None = None
+    """End the run early, in order, after this many updates of the model, those before a resume included."""
+
     max_restarts: int = 3
     """How many dead roles are replaced in a run before it fails."""
 
@@ -148,6 +155,10 @@ class Job:
             raise UsageError(f"seed={self.seed} is too large: give a number below 2**63")
         _check_count("checkpoint_every", self.checkpoint_every, 0, "0 saves only at the end")
         _check_count("keep_checkpoints", self.keep_checkpoints, 1, "the last one always stays")
+        if self.max_time_s is not None:
+            _check_positive("max_time_s", self.max_time_s, "seconds until the run ends early")
+        if self.max_updates is not None:
+            _check_count("max_updates", self.max_updates, 1, "leave it out for no limit")
         _check_count("max_restarts", self.max_restarts, 0, "0 fails at the first dead worker")
         if self.threads is not None:
             _check_count("threads", self.threads, 1, "leave it out to share the cores out evenly")

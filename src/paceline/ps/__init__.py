@@ -6,6 +6,7 @@ A server is made of layers, each a class of its own that builds on the one befor
 * `executing.py` Executing: the run's one order of instructions, executed on its shard.
 * `attending.py` Attending: workers that attach, push, and whose links break.
 * `server.py`    Server: the loop, the controller, and following a lead.
+* `ballot.py`    Ballot: whether the run ends early, by the workers' votes. Pure.
 * `ordering.py`  Ordering: making that order, by what the Lead decides.
 * `gathering.py` Gathering: checkpoints.
 * `placing.py`   Placing: which server holds what; servers that die, come and go.

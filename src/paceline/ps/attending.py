@@ -57,6 +57,7 @@ class Attending(Executing):
             Kind.STATE: self._on_state,
             Kind.BYE: self._on_bye,
             Kind.TAKE: self._on_take,
+            Kind.VOTE: self._on_vote,
             Kind.SAVED: self._on_saved,
             Kind.SENDS: self._on_sends,
             Kind.PROBE: self._on_probe,
@@ -253,6 +254,10 @@ class Attending(Executing):
     def _on_take(self, connection: Connection, frame: Frame) -> None:
         """Leases are the lead's: this worker knows that the lead is gone, and we do not yet."""
         self._peer(connection).asked = (frame.kind, frame.body)
+
+    def _on_vote(self, connection: Connection, frame: Frame) -> None:
+        """The lead answers votes: see `_on_take`."""
+        self._on_take(connection, frame)
 
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
         name, tensors = saved_part(connection, frame)

@@ -33,6 +33,8 @@ class ServerConfig:
     """So many other servers hold a copy of every slice."""
     checkpoint_every: int = 0
     keep_checkpoints: int = 3
+    max_updates: int | None = None
+    """The run ends early after this many updates."""
     resume: str | None = None
     """Path of the checkpoint to go on from."""
     clip_norm: float | None = None
@@ -71,6 +73,7 @@ def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Chec
         norm_bound=config.norm_bound,
         schedule=schedule,
         groups=config.groups,
+        max_updates=config.max_updates,
     )
     lead.book = book_of(config, data)
     if checkpoint is not None:

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.data.leases import Lease, LeaseBook
-from paceline.exceptions import FrameError, PacelineError, PlanError
+from paceline.exceptions import FrameError, PlanError
 from paceline.modes import (
     Admit,
     Apply,
+    Clocks,
     Drop,
     Epochs,
     Hold,
@@ -36,12 +37,13 @@ from paceline.modes import (
     parse_mode,
 )
 from paceline.modes.lbfgs import Answer, Lbfgs
+from paceline.ps.ballot import Ballot
 from paceline.ps.descent import Descent
 from paceline.ps.fates import Fates
 from paceline.ps.norms import NormBound
 from paceline.ps.rows import Rows
 
-__all__ = ["Applied", "EarlyExit", "Event", "Lead", "Push", "Steps", "Totals", "keeping"]
+__all__ = ["Applied", "Event", "Lead", "Push", "Steps", "Totals", "keeping"]
 
 Steps = list[list[Any]]
 
@@ -53,10 +55,6 @@ _SMALLER, _LARGER = 0.8, 1.1
 
 QUARANTINE = 5
 """So many pushes in a row that are not finite, while others' are: the worker is replaced."""
-
-
-class EarlyExit(PacelineError):
-    """A worker's script ended while the others go on."""
 
 
 class Push(NamedTuple):
@@ -107,6 +105,7 @@ class Lead:
         norm_bound: how many times the usual norm of a push is absurd.
         schedule: modes that the run goes through by itself.
         groups: workers that all-reduce among themselves, in the modes that have groups.
+        max_updates: the run ends early after this many updates.
     """
 
     def __init__(
@@ -117,6 +116,7 @@ class Lead:
         norm_bound: float | None = None,
         schedule: Schedule | None = None,
         groups: Sequence[Sequence[int]] = (),
+        max_updates: int | None = None,
     ) -> None:
         self.mode = mode
         self._schedule = schedule or Schedule(mode)
@@ -126,6 +126,11 @@ class Lead:
         self.book: LeaseBook | None = None
         self.descent = Descent(Lbfgs(history=mode.history)) if mode.by_epoch else None
         """Sandblaster's minimisation: whoever knows the script's settings puts another one here."""
+        self.ballot = Ballot()
+        """Whether the run ends early."""
+        self._max_updates = max_updates
+        self.news: list[str] = []
+        """What the user should read; to be cleared."""
         self.totals = Totals()
         self.applied: list[Applied] = []
         """Records since the server last took them."""
@@ -155,6 +160,8 @@ class Lead:
         self._assigns: dict[int, PushId] = {}
         # Clock and last epoch of those whose script ended in order; the epochs of the others.
         self._finished: dict[int, tuple[int, int]] = {}
+        self._noted: set[int] = set()
+        """Those of them of whose end `news` has told."""
         self._entered: dict[int, int] = {}
         self._looking: dict[int, int] = {}
         """Workers that have taken leases of an epoch after others ended their script, and made no step since:
@@ -203,7 +210,14 @@ class Lead:
             case "heard":
                 self.requests[arguments[0]] = arguments[1]
                 return None
-            case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled" | "order":
+            case "vote":
+                worker, number, who, wants = arguments
+                return self.ballot.vote(worker, number, who, wants)
+            case "stop":
+                return self.ballot.stop(arguments[0])
+            case "verdicts" | "order":
+                return getattr(self, name)(*arguments)
+            case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled":
                 return getattr(self, name)(*arguments)
         raise FrameError(f"an event {name!r:.40} that no Lead knows")
 
@@ -254,8 +268,10 @@ class Lead:
         self._incarnations[worker] = incarnation
         self._parked.pop(worker, None)
         self._finished.pop(worker, None)
+        self._noted.discard(worker)
         self._entered.pop(worker, None)
         self._looking.pop(worker, None)
+        self.ballot.forget(worker)
         for numbers in (self.requests, self.takes, self.grants, self._told_over):
             numbers.pop(worker, None)
         self._keeping.discard(worker)
@@ -274,6 +290,7 @@ class Lead:
         if self._incarnations.get(worker) != incarnation:
             return []  # a late notice of a worker that was replaced already
         del self._incarnations[worker]
+        self.ballot.forget(worker)
         if not self.speaks(worker):
             self._parked.pop(worker, None)
             return [["left", worker, incarnation]]
@@ -309,16 +326,11 @@ class Lead:
         return push._replace(void=True)
 
     def push(self, push: Push) -> Steps:
-        """A gradient arrived whole.
-
-        Raises:
-            EarlyExit: a worker's script ended in an earlier epoch than the pusher's or, without a loader, in
-                a mode that waits for everybody.
-        """
-        if self.mode.bound == 0 and push.id.worker not in self._entered:
-            self._check_nobody_finished(push.id.worker)
+        """A gradient arrived whole."""
+        if self._finished and self.mode.bound == 0 and push.id.worker not in self._entered:
+            self._note_early_end(push.id.worker)
         if (epoch := self._looking.pop(push.id.worker, None)) is not None:
-            self._check_nobody_finished(push.id.worker, epoch)
+            self._note_early_end(push.id.worker, epoch)
         push = self._judged(push)
         self.fates.arrived(push.id.worker, push.id.sequence)
         self._parked.pop(push.id.worker, None)
@@ -346,14 +358,11 @@ class Lead:
 
         Args:
             wait: it has used up all it had, so it may be parked; else an empty answer comes at once.
-
-        Raises:
-            EarlyExit: another worker's script ended in an earlier epoch, and this one waits for more samples.
         """
         if not self.over(epoch):
             self._entered[worker] = max(epoch, self._entered.get(worker, 0))
             if wait:
-                self._check_nobody_finished(worker, epoch)
+                self._note_early_end(worker, epoch)
             elif self._finished:
                 self._looking[worker] = epoch
         leases = self._draw(worker, epoch, limit)
@@ -385,7 +394,7 @@ class Lead:
         return {w for w, e in entered.items() if self._told_over.get(w, -1) < e < self.epoch}
 
     def _draw(self, worker: int, epoch: int, limit: int) -> tuple[Lease, ...]:
-        if self.book is None or self._asking:
+        if self.book is None or self._asking or self._loops_end:
             return ()
         if worker in self._rows:
             return self._rows[worker].take(self.book, worker, epoch, limit)
@@ -426,8 +435,29 @@ class Lead:
         return [*drops, ["assign", *first], *admits]
 
     def over(self, epoch: int) -> bool:
-        """Whether an epoch is finished for everybody."""
-        return self.epoch > epoch
+        """Whether an epoch has no more leases: it is finished for everybody, or the run ends early."""
+        return self.epoch > epoch or self._loops_end
+
+    @property
+    def _loops_end(self) -> bool:
+        """Whether no more leases are given because the run ends early. The root of a group tells its members
+        at their next step, so that all of them end their loops there."""
+        return self.ballot.reason is not None and not self._rows
+
+    def verdicts(self) -> list[tuple[int, bool]]:
+        """Answers to workers that asked whether the run ends early: (worker, whether it does)."""
+        together = not isinstance(self.machine, Clocks)
+        return self.ballot.settle(self.machine.members, self._busy, together=together)
+
+    @property
+    def awaited_votes(self) -> set[int]:
+        """Workers that those who asked whether the run ends early wait for."""
+        return self.ballot.awaited(self.machine.members, self._busy)
+
+    @property
+    def _busy(self) -> set[int]:
+        """Workers that wait for a round, for leases or for an assign."""
+        return {*self._parked, *self.machine.waiting, *self._assigns}
 
     def granted(self, limit: int) -> tuple[list[tuple[int, tuple[Lease, ...], bool]], Steps]:
         """Answers for parked workers that are possible now: (worker, leases, epoch over), and steps."""
@@ -435,7 +465,9 @@ class Lead:
             return [], []
         # Where others may do a slow worker's last leases, it would fall behind further and further.
         waited_for = self._behind if self.mode.copies == "slow" else self._behind & self._late
-        if self.book and not waited_for:
+        if self._loops_end:
+            pass
+        elif self.book and not waited_for:
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
             over = self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
             if over and self.descent is not None and (steps := self.descent.evaluate()):
@@ -467,6 +499,11 @@ class Lead:
     def _changed(self) -> None:
         assert isinstance(self.machine, Epochs)
         self.machine.changed()
+        self._check_limit()
+
+    def _check_limit(self) -> None:
+        if self._max_updates is not None and self.version >= self._max_updates:
+            self.ballot.stop(f"it made {self._max_updates:,} updates (--max-updates)")
 
     def carry(self, worker: int, leases: Sequence[int]) -> None:
         """A worker has read these, and the step that covers them comes after the epoch's end."""
@@ -545,22 +582,29 @@ class Lead:
         self.totals.skipped = snapshot.get("skipped", 0)
         self.totals.staleness = Counter({int(k): v for k, v in snapshot["staleness"].items()})
 
-    def _check_nobody_finished(self, worker: int, epoch: int | None = None) -> None:
-        """A script that ended is missing from every later epoch. Within its last one it may have left its
-        loop early: the others do the rest of that one."""
+    def _note_early_end(self, worker: int, epoch: int | None = None) -> None:
+        """Say once that a script ended while another worker goes on with an epoch (or, without a loader, a
+        step) that it never began. Within its last epoch it may have left its loop early: the others do the
+        rest of that one, and perhaps they end there, too."""
+        if self.ballot.reason is not None:
+            return
         for who, (clock, last) in sorted(self._finished.items()):
-            if epoch is not None and last >= epoch:
+            if who in self._noted or (epoch is not None and last >= epoch):
                 continue
-            where = "step" if epoch is None else f"epoch {epoch + 1}, step"
-            raise EarlyExit(
-                f"worker:{who} ended its script after {clock} steps while worker:{worker} goes on with "
-                f"{where} {self.machine.clocks.get(worker, 0) + 1}. All workers must run the same number of "
-                "epochs: let every worker finish the loop, whatever its rank."
+            self._noted.add(who)
+            done = f"{clock} step{'s' * (clock != 1)}" + (f", in epoch {last + 1}," if last >= 0 else "")
+            step = f"step {self.machine.clocks.get(worker, 0) + 1}"
+            where = step if epoch is None else f"epoch {epoch + 1}, {step}"
+            self.news.append(
+                f"worker:{who} ended its script after {done} while worker:{worker} goes on with {where}. The "
+                "other workers train on without it, and all samples are theirs. If all workers are to end "
+                "together, call paceline.should_stop(condition) on every worker."
             )
 
     def _steps(self, instructions: Sequence[Instruction]) -> Steps:
         """What the servers do about the machine's instructions, and about a change of mode that is due."""
         steps = self._translated(instructions)
+        self._check_limit()
         if due := self._schedule.due(self.version, since=self._scheduled):
             self._scheduled = self.version
             self._next_mode = due

@@ -33,9 +33,10 @@ from paceline.modes import parse_schedule
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attending import rank_of
+from paceline.ps.ballot import WHO
 from paceline.ps.config import ServerConfig, book_of, new_lead, undealt
 from paceline.ps.descent import Descent
-from paceline.ps.lead import QUARANTINE, EarlyExit, Lead, keeping
+from paceline.ps.lead import QUARANTINE, Lead, keeping
 from paceline.ps.ordering import LEASES_AT_ONCE, append_pushes, open_pushes
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
@@ -61,10 +62,9 @@ class _Failing:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, EarlyExit | PlanError | CheckpointError):
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PlanError | CheckpointError):
             self._fail(error)
-        return isinstance(error, EarlyExit)
 
 
 class LeadServer(Placing):
@@ -91,6 +91,8 @@ class LeadServer(Placing):
         self._begin_placing()
         self._listens: dict[int, Any] = {}
         """Where the roots of groups listen for their members."""
+        self._stop_asked: str | None = None
+        """Why the controller wants the run to end early, until the workers are there."""
         self._leaving: set[int] = set()
         """Workers that are to be told to leave."""
         self._heard_at: dict[int, float] = {}
@@ -171,15 +173,28 @@ class LeadServer(Placing):
         elif frame.kind is Kind.LEAVE and "server" in frame.body:
             self._departing.add(field(frame.body, "server", int))
             self._plan_change()
+        elif frame.kind is Kind.LEAVE and "stop" in frame.body:
+            self._stop_asked = field(frame.body, "stop", str)
+            self._stop_if_asked()
         elif frame.kind is Kind.LEAVE:
             self._leaving.add(field(frame.body, "worker", int))
         elif frame.kind is Kind.STOP:
             self._running = False
 
+    def _stop_if_asked(self) -> None:
+        """End the run early. Before the first step, followers could not be told: it waits until then."""
+        if self._stop_asked is not None and self._gate is None:
+            reason, self._stop_asked = self._stop_asked, None
+            self._do("stop", reason)
+            self._forward([])
+            self._act([])
+
     def _controller_back(self, fresh: Connection) -> None:
         super()._controller_back(fresh)
         body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": None}
         self._controller.send(Kind.STATS, body)
+        self._told_ending = False
+        self._tell_news()
 
     # --- in another server's place ----------------------------------------------------------------
 
@@ -198,7 +213,7 @@ class LeadServer(Placing):
         self._states = standby.states
         self._untold = set(self._peers)
         asked = {worker: peer.asked[0] for worker, peer in self._peers.items() if peer.asked is not None}
-        self._owed = {worker for worker, kind in asked.items() if kind is not Kind.TAKE}
+        self._owed = {worker for worker, kind in asked.items() if kind not in (Kind.TAKE, Kind.VOTE)}
         self._current = self._lead.version
         self._unsaved = True
         self._after_norms = standby.held
@@ -232,7 +247,7 @@ class LeadServer(Placing):
         if peer.asked is None:
             return
         kind, body = peer.asked
-        if kind is Kind.TAKE or field(body, "n", int) > self._lead.requests.get(worker, 0):
+        if kind in (Kind.TAKE, Kind.VOTE) or field(body, "n", int) > self._lead.requests.get(worker, 0):
             self._hub.handle(peer.connection, Frame(kind, body, 0, []))
 
     # --- followers --------------------------------------------------------------------------------
@@ -347,6 +362,7 @@ class LeadServer(Placing):
     def _let_in(self, peers: list[WorkerPeer]) -> None:
         for peer in peers:
             self._act(self._do("join", peer.worker, peer.incarnation))
+        self._stop_if_asked()
         self._current = self._lead.version
         for peer in peers:
             facts: dict[str, Any] = {"version": self._lead.version, "mode": str(self.mode)}
@@ -358,6 +374,8 @@ class LeadServer(Placing):
                 self._change.unready.add(peer.worker)
                 self._change.untold.discard(peer.worker)
                 facts["next"] = self._change.to_json()
+            if self._lead.ballot.reason is not None:
+                facts["stop"] = True
             facts["placement"] = self._placement.to_json()
             self._welcome(peer, **facts)
 
@@ -417,6 +435,10 @@ class LeadServer(Placing):
         self._lead.requests[peer.worker] = number
         if self._replicates:
             self._events.append(["heard", peer.worker, number])
+        self._hear_ready(peer, body)
+
+    def _hear_ready(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
+        """A worker may say that it is ready for the placement to come."""
         if self._change is not None and body.get("ready") == self._change.placement.number:
             self._change.unready.discard(peer.worker)
             self._change_if_ready()
@@ -456,9 +478,7 @@ class LeadServer(Placing):
         self._heard_at[peer.worker] = time.monotonic()
         self._taking.add(peer.worker)
         number, epoch = field(body, "n", int, 0), field(body, "epoch", int)
-        if self._change is not None and body.get("ready") == self._change.placement.number:
-            self._change.unready.discard(peer.worker)
-            self._change_if_ready()
+        self._hear_ready(peer, body)
         if number and self._lead.takes.get(peer.worker) == number:  # the lead before had heard it
             granted, given, over = self._lead.grants.get(peer.worker, (0, (), False))
             if granted == number:
@@ -494,12 +514,39 @@ class LeadServer(Placing):
         with contextlib.suppress(LinkError):
             peer.connection.send(Kind.GRANT, body)
 
+    def _on_vote(self, connection: Connection, frame: Frame) -> None:
+        """A worker asks whether the run ends early."""
+        peer, body = self._peer(connection), frame.body
+        number, who, wants = field(body, "n", int), field(body, "who", str), field(body, "wants", bool)
+        if who not in WHO:
+            raise FrameError(f"a vote of {who!r:.40}, expected one of {', '.join(WHO)}")
+        self._acting = peer.worker
+        self._heard_at[peer.worker] = time.monotonic()
+        self._voting.add(peer.worker)
+        self._hear_ready(peer, body)
+        if self._lead.ballot.answer_to(peer.worker, number) is not None:  # the lead before had decided it
+            self._tell_verdict(peer)
+            return
+        self._held_since[peer.worker] = time.monotonic()
+        self._do("vote", peer.worker, number, who, wants)
+        self._act([])
+
+    def _tell_verdict(self, peer: WorkerPeer) -> None:
+        body: dict[str, Any] = {}
+        self._voting.discard(peer.worker)
+        self._released(peer.worker, body)
+        self._flag(peer.worker, body)
+        self._forward([])  # before anybody acts on it
+        with contextlib.suppress(LinkError):
+            peer.connection.send(Kind.VERDICT, body)
+
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._held_since.pop(peer.worker, None)
         self._acting = -1
         self._save_flags.discard(peer.worker)
         self._leaving.discard(peer.worker)
         self._taking.discard(peer.worker)
+        self._voting.discard(peer.worker)
         self._lost.pop(peer.worker, None)
         self._owed.discard(peer.worker)
         if self._change is not None:
@@ -554,6 +601,8 @@ class LeadServer(Placing):
         it of a new mode."""
         if worker in self._leaving:
             body["leave"] = True
+        if self._lead.ballot.reason is not None:
+            body["stop"] = True
         if worker in self._untold:
             self._untold.discard(worker)
             body["mode"] = str(self.mode)
@@ -642,6 +691,8 @@ class LeadServer(Placing):
 
     def _blockers(self, worker: int) -> set[int]:
         """Workers that this one waits for; none if it waits for a server."""
+        if worker in self._voting:
+            return self._lead.awaited_votes - {worker}
         if self._norms_due:
             return set()
         waits_for = self._lead.machine.waiting.get(worker, set()) | self._lead.missing_assigns

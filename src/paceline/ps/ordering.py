@@ -45,6 +45,10 @@ class Ordering(Server):
         """Workers that have not been told of the present mode."""
         self._taking: set[int] = set()
         """Workers that wait for leases from us: one that asked the lead before us will ask again."""
+        self._voting: set[int] = set()
+        """Workers that wait for our answer whether the run ends early."""
+        self._told_ending = False
+        """Whether the controller knows that the run ends early."""
         self._held_since: dict[int, float] = {}
         self._acting = -1
         """The worker whose message is being dealt with."""
@@ -57,6 +61,10 @@ class Ordering(Server):
 
     def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
         """Answer a worker that waits for leases."""
+        raise NotImplementedError
+
+    def _tell_verdict(self, peer: WorkerPeer) -> None:
+        """Answer a worker that asked whether the run ends early."""
         raise NotImplementedError
 
     def _save_is_due(self) -> bool:
@@ -98,8 +106,14 @@ class Ordering(Server):
         return self._lead.replay([*event])
 
     def _act(self, steps: Steps) -> None:
-        """Make steps part of the order, then answer whoever waits for leases."""
+        """Make steps part of the order, then answer workers that wait for leases or for a verdict."""
         self._order(steps)
+        if self._lead.ballot.waiting:
+            for worker, _ in self._do("verdicts"):
+                if worker in self._voting:
+                    self._tell_verdict(self._peers[worker])
+        if self._lead.news or self._lead.ballot.reason is not None:
+            self._tell_news()
         while True:
             if not self._lead.parks:
                 return
@@ -110,6 +124,17 @@ class Ordering(Server):
             for worker, leases, over in answers:
                 if worker in self._taking:
                     self._grant(self._peers[worker], leases, over=over)
+
+    def _tell_news(self) -> None:
+        """Tell the controller, once, that the run ends early, and what else the user should read."""
+        news, self._lead.news = self._lead.news, []
+        for text in news:
+            self._say_once(text)
+        if self._lead.ballot.reason is not None and not self._told_ending:
+            self._told_ending = True
+            log.info("the run ends early: %s", self._lead.ballot.reason)
+            with contextlib.suppress(LinkError):
+                self._controller.send(Kind.STATS, {"ending": self._lead.ballot.reason})
 
     def _order(self, steps: Steps) -> None:
         """Forward steps to the followers, then execute them."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import FrameError
 from paceline.modes import Clocks, ModeSpec, PushId, Rounds, Schedule, parse_mode
+from paceline.ps.ballot import Ballot
 from paceline.ps.fates import Fates
 from paceline.ps.lead import Applied, Lead, Push, Steps, Totals
 from paceline.ps.norms import NormBound
@@ -47,6 +48,7 @@ class Standby:
         for event in body.get("events", ()):
             self.lead.replay(event)
         self.lead.sick.clear()
+        self.lead.news.clear()
         del self.lead.applied[:-_RECORDS]
         if any(step[0] == "commit" for step in body["steps"]):
             self.held = []
@@ -57,6 +59,7 @@ _CLASSES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         Lead,
+        Ballot,
         Totals,
         NormBound,
         Fates,

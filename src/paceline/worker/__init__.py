@@ -2,6 +2,7 @@
 
 * `alone.py`     Session: what prepare() talks to; of a script that runs alone.
 * `session.py`   RunSession: the same, of a worker of a run.
+* `ending.py`    Ending: where the script ends when the run ends early.
 * `account.py`   Account: its batches, until a push covers them or they are skipped.
 * `untouched.py` Untouched: says so when the script changes what the servers own.
 * `reporting.py` Reporter: tells the controller how the worker does.
@@ -24,7 +25,8 @@
 * `main.py`      runs the user's program in a worker process.
 """
 
+from paceline.worker.ending import check_who
 from paceline.worker.main import WorkerConfig, run_worker
 from paceline.worker.session import Session, current_session
 
-__all__ = ["Session", "WorkerConfig", "current_session", "run_worker"]
+__all__ = ["Session", "WorkerConfig", "check_who", "current_session", "run_worker"]

@@ -36,6 +36,10 @@ class Session:
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
 
+    def should_stop(self, condition: bool, who: str) -> bool:
+        """See `paceline.should_stop`. Alone, the script's own condition decides."""
+        return condition
+
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
 
@@ -142,6 +146,9 @@ class _AloneSource:
 
     def stepped(self, *_: Any) -> None:
         self.steps += 1
+
+    def ends_early(self) -> bool:
+        return False
 
 
 @contextlib.contextmanager

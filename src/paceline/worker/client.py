@@ -138,6 +138,7 @@ class Client(Links):
                 self._take_parameters(connection, Kind.ATTACHED)
         welcome = self.welcome = self._take_parameters(self._lead, Kind.ATTACHED)
         self.cut_next = "cut" in welcome
+        self.stop_due = "stop" in welcome
         self.version = field(welcome, "version", int)
         self.mode = parse_mode(field(welcome, "mode", str))
         if self.incarnation and len(self._links) > 1:
@@ -308,6 +309,7 @@ class Client(Links):
     def _hear_mode(self, reply: dict[str, Any]) -> bool:
         """Whether the run was switched to another mode since the last reply."""
         self.leave_due = self.leave_due or "leave" in reply
+        self.stop_due = self.stop_due or "stop" in reply
         if "mode" not in reply:
             return False
         self.mode = parse_mode(field(reply, "mode", str))
@@ -342,7 +344,10 @@ class Client(Links):
             body["ready"] = self._ready
         before, waited = time.perf_counter(), self.wait_s
         phase = self.lane.enter(Phase.WAIT if wait else Phase.LEASE)
-        reply = self._granted(body)
+        if self._replicated:
+            self._takes += 1
+            body["n"] = self._takes
+        reply = self._ask_lead(Kind.TAKE, body, Kind.GRANT)
         self._blame(reply)
         self.lane.enter(phase)
         self.wait_s = waited + time.perf_counter() - before
@@ -353,16 +358,38 @@ class Client(Links):
             self._catch_up(field(reply, "version", int))
         return Grant.of(reply)
 
-    def _granted(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask the lead for leases: this one, or the next if it is gone."""
-        if self._replicated:
-            self._takes += 1
-            body["n"] = self._takes
+    def vote(self, who: str, wants: bool) -> bool:
+        """Ask the lead whether the run ends early; blocks as long as the mode says.
+
+        Args:
+            who: whose condition counts, see `paceline.should_stop`.
+            wants: this worker's condition.
+        """
+        self._votes += 1
+        body: dict[str, Any] = {"n": self._votes, "who": who, "wants": wants}
+        self._read_notices()
+        if self._next is not None:
+            self._get_ready()
+            body["ready"] = self._ready
+        before, waited = time.perf_counter(), self.wait_s
+        phase = self.lane.enter(Phase.WAIT)
+        reply = self._ask_lead(Kind.VOTE, body, Kind.VERDICT)
+        self._blame(reply)
+        self.lane.enter(phase)
+        self.wait_s = waited + time.perf_counter() - before
+        self._save_due = self._save_due or "save" in reply
+        if self._hear_mode(reply):
+            self.exchange(Kind.PULL)  # into the memory of the new mode
+            self.settle()
+        return self.stop_due
+
+    def _ask_lead(self, kind: Kind, body: dict[str, Any], answer: Kind) -> dict[str, Any]:
+        """Ask the lead something that is its alone: this one, or the next if it is gone."""
         while True:
             lead = self._lead
             with self._losing(lead):
-                self._send(lead, Kind.TAKE, body)
-                reply = self._receive(lead, Kind.GRANT).body
+                self._send(lead, kind, body)
+                reply = self._receive(lead, answer).body
                 self._hear_placement(lead, reply)
                 self._hear_next(reply)
                 return reply

@@ -32,9 +32,12 @@ from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Layout, dtype_named, flat_view
 
-__all__ = ["Group", "GroupLinks", "Part", "part_of", "weighted_mean"]
+__all__ = ["ENDS", "Group", "GroupLinks", "Part", "part_of", "weighted_mean"]
 
 Ranges = list[tuple[int, int]]
+
+ENDS = "ends its script"
+"""What a member says it does, see `Group.meet`, when its script has ended."""
 
 _AT_ONCE_S = 1e-4
 """Who answers within this was not waited for."""
@@ -181,6 +184,8 @@ class Group:
         self.place = self.ranks.index(rank)
         self.waited_s = 0.0
         """Seconds in which this member waited for the others."""
+        self.ended: str | None = None
+        """What happened, once a member ended its script before the others."""
         self._links = links
         self._deadline_s = deadline_s
         self._name = f"the group of {_names(self.ranks)}"
@@ -210,16 +215,35 @@ class Group:
             call: what the script asked for, in words that finish the sentence "worker:1 …".
 
         Raises:
+            SystemExit: another member's script has ended. A group cannot go on without it, so all of its
+                scripts end here, in order; `ended` says why.
             UsageError: others are about to do something else.
         """
+        if self.ended is not None:
+            raise SystemExit(0)
         everybody = self._exchange({"call": call, **facts}, self._compare)
         if "differ" in everybody:
             raise UsageError(everybody["differ"])
+        if "ended" in everybody:
+            self.ended = everybody["ended"]
+            if call == ENDS:
+                return []
+            raise SystemExit(0)
         found: list[dict[str, Any]] = everybody["all"]
         return found
 
     def _compare(self, bodies: list[dict[str, Any]]) -> dict[str, Any]:
         first = bodies[0]["call"]
+        ended = [rank for rank, body in zip(self.ranks, bodies, strict=True) if body["call"] == ENDS]
+        if ended and len(ended) < self.size:
+            rank, call = next(
+                (r, b["call"]) for r, b in zip(self.ranks, bodies, strict=True) if r not in ended
+            )
+            return {
+                "ended": f"{_names(ended)} ended its script while worker:{rank} {call}, and {self._name} "
+                "cannot go on without it: all of it ended here, in order. If all workers are to end "
+                "together, call paceline.should_stop(condition) on every worker."
+            }
         for rank, body in zip(self.ranks, bodies, strict=True):
             if body["call"] != first:
                 return {
@@ -247,6 +271,10 @@ class Group:
         with torch.no_grad():
             self._carrier.share()
         return news
+
+    def tell(self, **news: Any) -> dict[str, Any]:
+        """Give everybody the root's news."""
+        return self._tell(news)
 
     def wait(self) -> None:
         """Until everybody is here."""

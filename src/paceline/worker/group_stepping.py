@@ -38,6 +38,12 @@ class RunSide(Protocol):
     def version(self, version: int | None = None) -> int:
         """The version that this member's parameters are of; set, if given."""
 
+    def stop_told(self) -> bool:
+        """Whether the run ends early, as the root was told."""
+
+    def end_early(self) -> None:
+        """All members have heard from the root that the run ends early."""
+
 
 @dataclass(frozen=True)
 class GroupMemory:
@@ -119,8 +125,16 @@ class GroupStepper(Stepper):
         samples, counts = self._account.tally()
         cut = self._run.cut_next() if self._group.is_root else 0
         facts = self._group.meet(
-            "calls optimizer.step()", samples=samples, counts=counts, finite=finite, missing=missing, cut=cut
+            "calls optimizer.step()",
+            samples=samples,
+            counts=counts,
+            finite=finite,
+            missing=missing,
+            cut=cut,
+            stop=self._run.stop_told(),
         )
+        if facts[0]["stop"]:
+            self._run.end_early()
         heavy = [fact for fact in facts if fact["counts"]]
         known = all(fact["samples"] > 0 for fact in heavy)
         self._account.agreed(sum(fact["samples"] for fact in heavy))
@@ -185,7 +199,9 @@ class GroupStepper(Stepper):
     def end_epoch(self, epoch: int) -> None:
         """The script has read an epoch to its end. The group does that together, and goes on from the same
         parameters. (Where an epoch begins one member may be alone: its script only looks at a batch.)"""
-        self._group.meet(f"ends epoch {epoch + 1} of its loader")
+        facts = self._group.meet(f"ends epoch {epoch + 1} of its loader", stop=self._run.stop_told())
+        if facts[0]["stop"]:
+            self._run.end_early()
         if self.mode.inner is not None:
             self.share()
 

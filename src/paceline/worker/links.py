@@ -129,6 +129,9 @@ class Links:
         """What the lead server answered to that."""
         self.leave_due = False
         """Whether the run wants this worker to leave."""
+        self.stop_due = False
+        """Whether the run ends early, as the lead says."""
+        self._votes = 0
         self.cut_next = False
         """In allreduce: a checkpoint follows the next push, which is to bring this worker's parameters."""
         self._region: Region | None = None

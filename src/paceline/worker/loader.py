@@ -70,6 +70,9 @@ class LeaseSource(Protocol):
             Leases to give back: of batches that the script got and did not train on.
         """
 
+    def ends_early(self) -> bool:
+        """Whether the loop ends here because the run ends early."""
+
 
 def data_facts(loader: DataLoader[Any]) -> dict[str, Any]:
     """What all workers must agree on about the data, as JSON.
@@ -233,6 +236,10 @@ class LeasedLoader(_Wrapped):
     def _batches_of(self, epoch: int, steps: int) -> Iterator[Any]:
         more = self._begin_epoch(epoch)
         self._source.entering(epoch)
+        if self._source.ends_early():
+            self._unused += [lease for lease, _ in self._granted]
+            self._granted.clear()
+            more = False
         if not more:
             # A resumed run may have turned the page already: the script was in this epoch all the same.
             self._source.entered(epoch)
@@ -253,6 +260,8 @@ class LeasedLoader(_Wrapped):
                     self._source.used(lease, samples)
                     yield batch
                     self._source.back()
+                    if self._source.ends_early():
+                        return
                 if not self._take(epoch, wait=True):
                     ended = True
                     self._source.ended(epoch)
@@ -351,6 +360,8 @@ class StreamLoader(_Wrapped):
                     self._source.used(None, _length(batch))
                     yield batch
                     self._source.back()
+                    if self._source.ends_early():
+                        return
             if self._group_start <= last < self._rank:
                 self._source.used(None, 0, counts=False)
                 yield batch

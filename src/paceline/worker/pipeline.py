@@ -74,6 +74,7 @@ class PipelinedClient(Client):
         self._failure: BaseException | None = None
         self._closing = False
         self._inbox: list[collections.deque[Frame]] = []
+        self._verdicts: collections.deque[Frame] = collections.deque()
         self._brings: list[collections.deque[bool]] = []
         self._asked = 0
         self._sent = 0
@@ -330,7 +331,7 @@ class PipelinedClient(Client):
     def _receive(self, connection: Connection, *kinds: Kind) -> Frame:
         if not self._threads:
             return super()._receive(connection, *kinds)
-        inbox = self._inbox[self._links.index(connection)]
+        inbox = self._verdicts if Kind.VERDICT in kinds else self._inbox[self._links.index(connection)]
         self._wait(lambda: bool(inbox), connection)
         frame = inbox.popleft()
         if frame.kind not in kinds:
@@ -417,7 +418,8 @@ class PipelinedClient(Client):
                     connection.read_blob(frame, frame.payload_bytes)
                 with self._changed:
                     self._hear(frame.body)
-                    self._inbox[at].append(frame)
+                    # Leases that were asked for ahead may come before it, and are read later.
+                    (self._verdicts if frame.kind is Kind.VERDICT else self._inbox[at]).append(frame)
                     self._changed.notify_all()
         except BaseException as error:
             self._fail(error)

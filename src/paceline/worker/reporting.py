@@ -56,6 +56,10 @@ class Reporter:
             body["spans_broken"] = str(self._spans.broken)
         self._tell(body)
 
+    def note(self, text: str) -> None:
+        """Tell the user something that training does not stop for."""
+        self._tell({"note": text})
+
     def _send_metrics(self, clock: int) -> None:
         self._logged = time.monotonic()
         metrics, self._metrics = self._metrics, {}

@@ -34,9 +34,10 @@ from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync
 from paceline.worker.buffers import BufferSchedule
 from paceline.worker.client import Client, Grant
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
+from paceline.worker.ending import Ending
 from paceline.worker.free import FreeExchange
 from paceline.worker.gate import guard_parameters
-from paceline.worker.group import Group, GroupLinks, part_of
+from paceline.worker.group import ENDS, Group, GroupLinks, part_of
 from paceline.worker.group_stepping import GroupMemory, GroupStepper
 from paceline.worker.loader import data_facts, lease_loader
 from paceline.worker.optimizer import make_exchanging, pack_state, unpack_state
@@ -173,6 +174,7 @@ class RunSession(Session):
         if isinstance(self._stepper, GroupStepper) and self.mode.inner is not None:
             self._stepper.share()
         offer_no_sync(got.model)
+        self._ending = Ending(self._client, self._group, has_loader=got.loader is not None)
 
         def loaded(module: nn.Module, keys: Any) -> None:
             if module is got.model:  # and not a copy of it (an average, say)
@@ -356,6 +358,7 @@ class RunSession(Session):
         protection.begin_step(self._clock)
         if self._client.leave_due:
             raise SystemExit(0)  # the script ends here; `finish` says goodbye
+        self._ending.stepped()
 
     @property
     def steps(self) -> int:
@@ -570,6 +573,7 @@ class RunSession(Session):
         self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
     ) -> Grant:
         """Leases from the lead server."""
+        self._ending.enter(epoch)
         self.back()  # from here on it is the loader's time
         if wait and self.mode.local:
             # Nothing waits for a push of the next epoch: a worker that dies would take its samples with it,
@@ -668,6 +672,28 @@ class RunSession(Session):
         self._lane.enter(Phase.LOAD)
         self._save_if_asked()
 
+    def ends_early(self) -> bool:
+        """Whether the loop ends here because the run ends early."""
+        if self._ending.told:
+            self._lane.enter(Phase.OTHER)
+        return self._ending.told
+
+    def should_stop(self, condition: bool, who: str) -> bool:
+        """Whether the run ends early, with this worker's vote: see `paceline.should_stop`.
+
+        A script that was started again has no say until it has made a step: in epochs that it skips it
+        would judge by what it did not train.
+        """
+        if not self.prepared:
+            raise UsageError("should_stop() was called before prepare(): call paceline.prepare(…) first.")
+        self._ending.asks()
+        if self._replaying or self._ending.told:
+            return self._ending.told
+        with self._link:
+            stop = self._ending.vote(who, condition)
+        self._follow_mode()
+        return stop
+
     def _save_if_asked(self) -> None:
         """A worker's part of a checkpoint is due between two batches and not in a step: what it does after
         that (a scheduler's step, say) belongs to it."""
@@ -707,6 +733,14 @@ class RunSession(Session):
         if version is not None:
             self._client.version = version
         return self._client.version
+
+    def stop_told(self) -> bool:
+        """Whether the run ends early, as this member was told."""
+        return self._ending.known
+
+    def end_early(self) -> None:
+        """All members of the group have heard from the root that the run ends early."""
+        self._ending.agree()
 
     # --- the run's side ---------------------------------------------------------------------------
 
@@ -759,13 +793,20 @@ class RunSession(Session):
             self._clock, wait_s=waited_s, bytes_out=client.bytes_sent, bytes_in=client.bytes_received
         )
 
+    def _end_with_group(self, group: Group) -> None:
+        if group.ended is None:
+            group.meet(ENDS)
+        if group.ended is not None and group.is_root:
+            log.warning("%s", group.ended)
+            self._reporter.note(group.ended)
+
     def finish(self) -> None:
         """The script ended in order."""
         if self.prepared:
             if self._free is not None:
                 self._free.stop()
             if self._group is not None:
-                self._group.meet("ends its script")
+                self._end_with_group(self._group)
             self._flush()
             if self.mode.serverless and self._group is not None and self._group.is_root:
                 self._assign()  # the lead server's are those of the last checkpoint
