@@ -486,3 +486,59 @@ def test_a_resumed_run_draws_the_order_that_it_had():
     again.order(1, 0, "abc", "Mine")
     with pytest.raises(PlanError, match="than the run did before it was resumed"):
         again.order(0, 0, "other", "Mine")
+
+
+# --- elastic modes ------------------------------------------------------------------------------------
+
+
+def exchanged(worker: Worker) -> float:
+    """The alpha of a worker's exchange, as the order says it."""
+    worker.take()
+    (pushes,) = (step[1] for step in worker.push() if step[0] == "apply")
+    return float(pushes[0][4])
+
+
+def test_easgds_alpha_follows_the_number_of_workers():
+    """With a fixed alpha a run scaled from 2 to 8 workers would have beta = 3.6: the centre overshoots."""
+    lead = lead_of("easgd:1,0.9", workers=2, samples=400)
+    workers = [Worker(lead, rank) for rank in range(8)]
+    assert exchanged(workers[0]) == 0.45
+    for rank in range(2, 8):
+        lead.join(rank, 0)
+    assert exchanged(workers[1]) == exchanged(workers[7]) == 0.9 / 8
+    for rank in range(4, 8):
+        lead.replay(["retire", rank])
+    assert exchanged(workers[0]) == 0.9 / 4
+    lead.leave(5, 0, finished=False)
+    assert exchanged(workers[0]) == 0.9 / 4
+    # Workers that have died are replaced, and those that have ended their script belong to the run.
+    lead.leave(1, 0, finished=False)
+    assert exchanged(workers[0]) == 0.9 / 4
+    lead.join(1, 1)
+    workers[2].take()
+    lead.leave(2, 0, finished=True)
+    assert exchanged(workers[0]) == 0.9 / 4
+
+
+def test_easgds_alpha_is_at_most_one():
+    """A worker goes to the centre, and not beyond."""
+    lead = lead_of("easgd:1,1.8", workers=2)
+    worker = Worker(lead, 0)
+    assert exchanged(worker) == 0.9
+    lead.replay(["retire", 1])
+    assert exchanged(worker) == 1.0
+
+
+# --- optimizer states ---------------------------------------------------------------------------------
+
+
+def test_an_optimizer_state_has_one_place_in_the_order():
+    lead = lead_of("asp")
+    assert lead.replay(["load", 0, 0, 1]) == [["load", 0, 0, 1]]
+    assert lead.replay(["load", 0, 0, 1]) == [], "said again after a lead has died"
+    assert lead.replay(["load", 1, 0, 1]) == [["load", 1, 0, 1]]
+    assert lead.replay(["load", 0, 0, 2]) == [["load", 0, 0, 2]]
+    lead.leave(0, 0, finished=False)
+    assert lead.replay(["load", 0, 0, 3]) == []
+    lead.join(0, 1)
+    assert lead.replay(["load", 0, 1, 1]) == [["load", 0, 1, 1]]

@@ -273,14 +273,15 @@ class Attending(Executing):
         """For those who read payloads; in shared memory we see all of it."""
 
     def _on_state(self, connection: Connection, frame: Frame) -> None:
-        """A worker wants the optimizer state, or gives one (after load_state_dict)."""
+        """A worker wants the optimizer state, or gives one (load_state_dict), to be taken over when the order
+        says so."""
         assert self.shard is not None
-        self._peer(connection)
+        peer = self._peer(connection)
         if frame.payload_bytes:
             blob = connection.read_blob(frame, MAX_STATE_BYTES)
-            book = StateBook([read_blob(blob, "the optimizer state")])
-            self.shard.restore(book, parameters=False)
-            connection.send(Kind.STATE)
+            load = PushId(peer.worker, peer.incarnation, field(frame.body, "number", int))
+            self._loads[load] = StateBook([read_blob(blob, "the optimizer state")])
+            self._advance()
         else:
             connection.send(Kind.STATE, {}, [memoryview(save(self.shard.snapshot()))])
 

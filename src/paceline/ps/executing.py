@@ -88,6 +88,8 @@ class Executing:
         self._reduce_settings: Any = None
         self._peers: dict[int, WorkerPeer] = {}
         self._pushed: dict[PushId, Pushed] = {}
+        self._loads: dict[PushId, StateBook] = {}
+        """Optimizer states that workers gave, until the order says when to take them over."""
         self._orders: collections.deque[list[Any]] = collections.deque()
         self._lead_link: Connection | None = None
 
@@ -120,7 +122,7 @@ class Executing:
             step = self._orders[0]
             if step[0] == "place" and not self._has_slices_for(Placement.from_json(step[1:])):
                 return
-            if step[0] in ("apply", "reduce", "add", "assign", "hold") and not self._all_here(step):
+            if step[0] in ("apply", "reduce", "add", "assign", "hold", "load") and not self._all_here(step):
                 return
             self._orders.popleft()
             admits = [step] if step[0] == "admit" else []
@@ -131,9 +133,9 @@ class Executing:
 
     def _all_here(self, step: list[Any]) -> bool:
         """Whether every push of a step has arrived, or never will because its worker is gone."""
-        ids = [step[1:]] if step[0] in ("assign", "hold") else [p[:3] for p in step[1]]
+        ids = [step[1:]] if step[0] in ("assign", "hold", "load") else [p[:3] for p in step[1]]
         for worker, incarnation, sequence in ids:
-            if PushId(worker, incarnation, sequence) in self._pushed:
+            if PushId(worker, incarnation, sequence) in (self._loads if step[0] == "load" else self._pushed):
                 continue
             peer = self._peers.get(worker)
             if peer is not None and peer.incarnation == incarnation:
@@ -183,6 +185,10 @@ class Executing:
                 if pushed is not None:
                     self.shard.assign(pushed.peer.gradients.flat)
                 self._admit(admits, self._copy_only)
+            case ["load", *load]:
+                book = self._loads.pop(PushId(*load), None)
+                if book is not None:
+                    self.shard.restore(book, parameters=False)
             case ["admit", *_]:
                 self._admit(admits, self._copy_only)
 
@@ -277,11 +283,12 @@ class Executing:
             case "none":
                 return lambda copies, done: None
             case "elastic":
-                (worker, values) = (
-                    (contributions[0].worker, contributions[0].gradients) if contributions else (-1, None)
+                if not contributions:
+                    return lambda copies, done: self._shard.mix(-1, None, 0.0, copies, done)
+                only = contributions[0]  # its scale is the elastic alpha, which the order says
+                return lambda copies, done: self._shard.mix(
+                    only.worker, only.gradients, only.scale, copies, done
                 )
-                alpha = self.mode.beta / (len(self.config.groups) or self.config.workers)
-                return lambda copies, done: self._shard.mix(worker, values, alpha, copies, done)
             case _:
                 return lambda copies, done: self._shard.update(contributions, settings, copies, done)
 
@@ -384,6 +391,8 @@ class Executing:
         for push in [p for p in self._pushed if (p.worker, p.incarnation) == (worker, incarnation)]:
             if not self._pushed[push].held:
                 self._pushed.pop(push).peer.close()
+        for load in [p for p in self._loads if (p.worker, p.incarnation) == (worker, incarnation)]:
+            del self._loads[load]
         if peer is not None and peer.incarnation == incarnation:
             self._worker_left(peer, finished=False)
 

@@ -11,6 +11,7 @@ Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["redu
        ["commit", scale]   ["drop", worker, incarnation, sequence]
        ["admit", worker, version]   (with "keep" behind: its parameters stay as they are)
        ["assign", worker, incarnation, sequence]   ["left", worker, incarnation]
+       ["load", worker, incarnation, number]   (an optimizer state)
        ["mode", text]   ["checkpoint", version, directory]   ["place", …Placement]   (the latter two
        added by the server)
        sandblaster: ["add", […as in apply]]   ["ask", operations]   ["vectors", operations, those to keep]
@@ -172,6 +173,11 @@ class Lead:
         self._late: set[int] = set()
         """Workers that were behind when the mode changed."""
         self._incarnations: dict[int, int] = {}
+        self._team: set[int] = set()
+        """Workers (of groups: the roots) that the run trains with: also those that have ended their script or
+        are being replaced, but not those that were told to leave. EASGD's alpha depends on their number."""
+        self._loads: dict[int, int] = {}
+        """The number of each worker's last optimizer state that is in the order."""
         self.requests: dict[int, int] = {}
         """The number of each worker's last request, where requests are numbered."""
         self.takes: dict[int, int] = {}
@@ -218,6 +224,8 @@ class Lead:
             case "verdicts" | "order":
                 return getattr(self, name)(*arguments)
             case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled":
+                return getattr(self, name)(*arguments)
+            case "retire" | "load":
                 return getattr(self, name)(*arguments)
         raise FrameError(f"an event {name!r:.40} that no Lead knows")
 
@@ -277,13 +285,35 @@ class Lead:
         self._keeping.discard(worker)
         self._late.discard(worker)
         self.fates.begin(worker)
+        self._loads.pop(worker, None)
         if not self.speaks(worker):
             return []
+        self._team.add(worker)
         self._forget_pushes(worker)
         if self.book:
             self.book.left(worker)
             self.book.joined(worker, self._rows[worker].width if worker in self._rows else 1)
         return self._steps(self.machine.joined(worker, incarnation))
+
+    def retire(self, worker: int) -> None:
+        """A worker was told to leave: the run goes on with fewer."""
+        self._team.discard(worker)
+
+    @property
+    def alpha(self) -> float:
+        """The part of its distance to the centre by which a worker moves in an elastic exchange.
+
+        It follows the number of workers: beta = workers * alpha is what keeps the centre stable.
+        """
+        return min(1.0, self.mode.beta / max(1, len(self._team)))
+
+    def load(self, worker: int, incarnation: int, number: int) -> Steps:
+        """A worker gave all servers an optimizer state: they take it over here in the order. Said again, it
+        changes nothing."""
+        if self._incarnations.get(worker) != incarnation or self._loads.get(worker, -1) >= number:
+            return []
+        self._loads[worker] = number
+        return [["load", worker, incarnation, number]]
 
     def leave(self, worker: int, incarnation: int, *, finished: bool) -> Steps:
         """A worker is gone, in order (`finished`) or not. Its unfinished leases go back."""
@@ -678,7 +708,7 @@ class Lead:
                 continue
             staleness = self._record(p, before)
             weight = p.samples if known else 1
-            scale = self.mode.scale(staleness)
+            scale = self.alpha if self.mode.payload == "elastic" else self.mode.scale(staleness)
             if self.book and self.mode.batches == "speed" and p.samples:
                 scale *= self.book.part(p.id.worker, p.samples)  # so that every sample counts the same
             parts.append([*p.id, weight, scale])

@@ -177,7 +177,9 @@ class LeadServer(Placing):
             self._stop_asked = field(frame.body, "stop", str)
             self._stop_if_asked()
         elif frame.kind is Kind.LEAVE:
-            self._leaving.add(field(frame.body, "worker", int))
+            leaving = field(frame.body, "worker", int)
+            self._leaving.add(leaving)
+            self._do("retire", leaving)
         elif frame.kind is Kind.STOP:
             self._running = False
 
@@ -465,6 +467,9 @@ class LeadServer(Placing):
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
         peer, fetch = self._peer(connection), field(frame.body, "fetch", bool, True)
         self._heard(peer, frame.body)
+        if "load" in frame.body:
+            self._unsaved = True
+            self._act(self._do("load", peer.worker, peer.incarnation, field(frame.body, "load", int)))
         if lost := set(field(frame.body, "without", list, [])) & self._placement.servers:
             self._lost[peer.worker] = (lost, fetch, time.monotonic())
         else:

@@ -342,7 +342,7 @@ class SimulatedRun:
         contributions = self._contributions(pushes)
         if self.mode.payload == "elastic":
             worker = self._workers[contributions[0].worker]
-            alpha = self.mode.beta / len(self._workers)
+            alpha = contributions[0].scale
             moved = self._shard.flats(worker.stepper.memory.base)
             self._shard.mix(worker.rank, contributions[0].gradients, alpha, [moved])
             assert worker.request is not None

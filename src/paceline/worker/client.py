@@ -248,6 +248,8 @@ class Client(Links):
             message["ready"] = self._ready
         if not fetch:
             message["fetch"] = False
+        if self._loading:
+            message["load"] = self._load_number
         self.sequence += kind is not Kind.PULL
         return message
 
@@ -438,15 +440,22 @@ class Client(Links):
             self._regroup(fetch=False)
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        """Give all servers optimizer state; each takes what is in its shard."""
-        self._read_notices()
+        """Give all servers optimizer state; each takes what is in its shard, at one place in the order.
+
+        The state itself goes ahead; the pull behind it is what the lead orders.
+        """
+        self.settle()
+        if self._next is not None:
+            self._get_ready()  # servers that are new need it, too
+        self._load_number += 1
         blob = save(tensors)  # not empty, whatever there is in it: an empty payload asks for the state
         for connection in self._links:
             with self._losing(connection):
-                self._send(connection, Kind.STATE, {}, [memoryview(blob)])
-                self._receive(connection, Kind.STATE)
-        if self._lost:  # the others have it
-            self._regroup(fetch=False)
+                self._send(connection, Kind.STATE, {"number": self._load_number}, [memoryview(blob)])
+        self._loading = True
+        self.exchange(Kind.PULL, fetch=False)
+        self.settle()
+        self._loading = False
 
     def save(self, tensors: dict[str, Tensor], cut: int = 0, *, buffers: bool = False) -> None:
         """Send this worker's part of a checkpoint (of version `cut`, if that is known).

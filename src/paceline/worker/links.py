@@ -86,6 +86,10 @@ class Links:
         self._transfer = transfer
         self._seed = seed
         self._told_residual = -RESIDUAL_S
+        self._load_number = 0
+        """How many optimizer states this worker gave to the servers."""
+        self._loading = False
+        """Whether the lead is asked to order the last of them; said again if that lead dies meanwhile."""
         self._save_due = False
         self._deadline_s = deadline_s
         self._patience_s = patience_s
