@@ -5,6 +5,7 @@
 * `flat.py`      reads a Layout off a torch model, and makes tensor views into flat memory.
 * `state.py`     StateBook: parameters and optimizer state as named pieces, for checkpoints.
 * `fused.py`     torch's fused optimizer kernels, made to take what the plain ones take.
+* `numerics.py`  Numerics: settings of torch that change what an optimizer computes.
 * `optimizer.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
 """
 
@@ -20,12 +21,14 @@ from paceline.params.flat import (
 )
 from paceline.params.fused import use_fused
 from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
+from paceline.params.numerics import Numerics
 from paceline.params.optimizer import OptimizerSpec, settings_of
 from paceline.params.placement import Placement
 from paceline.params.state import StateBook, apart
 
 __all__ = [
     "Layout",
+    "Numerics",
     "OptimizerSpec",
     "Placement",
     "Segment",

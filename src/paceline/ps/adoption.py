@@ -15,7 +15,7 @@ from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError
 from paceline.modes import ModeSpec
-from paceline.params import Layout, OptimizerSpec
+from paceline.params import Layout, Numerics, OptimizerSpec
 from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.saving import buffers_of, optimizer_state, ran_on_workers, read_blob, worker_state
 from paceline.storage.checkpoint import Checkpoint
@@ -36,6 +36,7 @@ class Offer:
         if max(t.group for t in self.layout.tensors) >= len(self.spec.groups):
             raise FrameError("tensors in a parameter group that the optimizer does not have")
         self.state_keys = [str(k) for k in field(body, "state_keys", list)]
+        self.numerics = Numerics.from_json(body.get("numerics"))
 
     @property
     def connection(self) -> Connection:
@@ -48,6 +49,8 @@ class Offer:
         found = self.layout.first_difference(other.layout)
         if found is None and other.spec.target != self.spec.target:
             found = f"the optimizer is {other.spec.target}, expected {self.spec.target}"
+        if found is None and other.numerics != self.numerics:
+            found = f"torch's settings are {other.numerics}, expected {self.numerics}"
         if found is None and other.data != self.data:
             found = f"the loader gives {other.data}, expected {self.data}"
         return found

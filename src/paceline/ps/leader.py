@@ -302,6 +302,7 @@ class LeadServer(Placing):
         if self.mode.by_epoch:
             self._begin_descent(model.spec.groups[0])
         placement = Placement.over(model.layout, range(self.config.servers), self.config.replicas)
+        model.numerics.apply()
         self._adopt(model.layout, model.spec, region, placement, lambda slices: None)
         if saved is not None:
             self._lead.restore(saved.meta["lead"])

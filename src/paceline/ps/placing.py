@@ -232,6 +232,7 @@ class Placing(Gathering):
             "optimizer": model.spec.to_json(),
             "data": model.data,
             "state_keys": model.state_keys,
+            "numerics": model.numerics.to_json(),
             "checkpoint": checkpoint,
             "placement": self._placement.to_json(),
             "extras_bytes": len(extras),

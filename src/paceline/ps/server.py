@@ -28,7 +28,7 @@ from paceline.exceptions import (
     PacelineError,
 )
 from paceline.observe.phases import PHASES
-from paceline.params import Layout, OptimizerSpec, Placement, bytes_of, flat_view
+from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of, flat_view
 from paceline.ps.attending import Attending, rank_of
 from paceline.ps.config import ServerConfig, new_lead
 from paceline.ps.saving import read_blob, state_book, worker_state
@@ -263,6 +263,7 @@ class Server(Attending):
                 link.read_into([*weights, memoryview(extras)])
 
         placement = Placement.from_json(body["placement"])
+        Numerics.from_json(body["numerics"]).apply()
         self._adopt(layout, OptimizerSpec.from_json(body["optimizer"]), region, placement, read_weights)
         self._fresh = self.config.rank not in placement.servers
         for peer in self._peers.values():  # another lead had told it before

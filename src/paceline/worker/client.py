@@ -23,7 +23,7 @@ from paceline.comm.frames import field
 from paceline.exceptions import LinkError
 from paceline.modes import parse_mode
 from paceline.observe.phases import Phase
-from paceline.params import Layout, OptimizerSpec, apart, bytes_of, flat_view
+from paceline.params import Layout, Numerics, OptimizerSpec, apart, bytes_of, flat_view
 from paceline.worker.encoding import Differences, Encoders
 from paceline.worker.links import RESIDUAL_S, Links
 from paceline.worker.openmp import make_rest
@@ -87,6 +87,7 @@ class Client(Links):
             "optimizer": spec.to_json(),
             "data": data,
             "state_keys": list(state_keys),
+            "numerics": Numerics.here().to_json(),
         }
         self._send(self._lead, Kind.OFFER, body)
         frame = self._receive(self._lead, Kind.ADOPT, Kind.ADOPTED)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from paceline.exceptions import UsageError
-from paceline.params import StateBook, TensorInfo
+from paceline.params import StateBook, TensorInfo, dtype_named
 
-__all__ = ["ExchangingOptimizer", "make_exchanging", "pack_state", "unpack_state"]
+__all__ = ["ExchangingOptimizer", "as_loaded", "has_history", "make_exchanging", "pack_state", "unpack_state"]
 
 
 class _Exchange(Protocol):
@@ -84,6 +84,13 @@ def make_exchanging(optimizer: torch.optim.Optimizer, exchange: _Exchange) -> No
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
+def has_history(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it has made a step, or a state was loaded. (Adagrad has a state from the start.)"""
+    return any(
+        "step" not in values or float(values["step"]) > 0 for values in optimizer.state.values() if values
+    )
+
+
 def pack_state(state: dict[str, Any], infos: Sequence[TensorInfo | None]) -> dict[str, Tensor]:
     """torch's state_dict of an optimizer as StateBook pieces.
 
@@ -108,6 +115,30 @@ def pack_state(state: dict[str, Any], infos: Sequence[TensorInfo | None]) -> dic
                 continue
             pieces[StateBook.key(info.name, what, 0, info.numel)] = piece
     return pieces
+
+
+def as_loaded(state: dict[str, Any], infos: Sequence[TensorInfo | None], *, fused: bool) -> dict[str, Any]:
+    """A state_dict with the dtypes that torch's load_state_dict gives it.
+
+    Step counts are tensors: float32 for fused kernels, else as they are. All else has its parameter's dtype.
+
+    Args:
+        infos: of the optimizer's parameters, in its order; None for those that are not trained.
+        fused: whether the servers use fused kernels.
+    """
+    loaded: dict[Any, dict[str, Any]] = {}
+    for index, values in state["state"].items():
+        info = infos[int(index)]
+        loaded[index] = dict(values)
+        for what, value in values.items() if info is not None else ():
+            assert info is not None
+            if what == "step":
+                wide = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+                count = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=wide)
+                loaded[index][what] = count.float() if fused else count
+            elif isinstance(value, Tensor) and value.is_floating_point():
+                loaded[index][what] = value.to(dtype_named(info.dtype))
+    return {**state, "state": loaded}
 
 
 def unpack_state(

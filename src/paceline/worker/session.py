@@ -40,7 +40,7 @@ from paceline.worker.gate import guard_parameters
 from paceline.worker.group import ENDS, Group, GroupLinks, part_of
 from paceline.worker.group_stepping import GroupMemory, GroupStepper
 from paceline.worker.loader import data_facts, lease_loader
-from paceline.worker.optimizer import make_exchanging, pack_state, unpack_state
+from paceline.worker.optimizer import as_loaded, has_history, make_exchanging, pack_state, unpack_state
 from paceline.worker.phases import on_backward, watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
 from paceline.worker.reporting import Reporter
@@ -140,6 +140,7 @@ class RunSession(Session):
         if compress.has_momentum:
             self._served = without_momentum(compress, self.mode, self._served)
         spec = OptimizerSpec.of(self._served, self._optimizers)
+        self._fused = any(group.get("fused") for group in spec.groups)
         spec, layout, parameters = lay_out(
             got.model, got.optimizer, spec, self._transfer, servers=self._servers
         )
@@ -173,6 +174,10 @@ class RunSession(Session):
             self._load_local(adopted.tensors)
         if isinstance(self._stepper, GroupStepper) and self.mode.inner is not None:
             self._stepper.share()
+        elif (
+            self.rank == 0 and not self._replaying and not runs_here(self.mode) and has_history(got.optimizer)
+        ):
+            self.load_optimizer_state(got.optimizer.local_state())  # type: ignore[attr-defined]
         offer_no_sync(got.model)
         self._ending = Ending(self._client, self._group, has_loader=got.loader is not None)
 
@@ -557,6 +562,8 @@ class RunSession(Session):
             )
         if self.mode.by_epoch:  # what torch's LBFGS remembers does not fit: settings only
             state = {**state, "state": {}}
+        if type(self._optimizer).__module__.startswith("torch.optim."):
+            state = as_loaded(state, infos, fused=self._fused)
         self._client.load_optimizer_state(pack_state(state, infos))
         for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k != "params"})
