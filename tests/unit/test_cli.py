@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -233,6 +234,23 @@ def test_outcome_of_failure(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("state", "code"), [("stopped", 130), ("failed", 1), ("running", 1)])
 def test_exit_codes(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, state: str, code: int) -> None:
     monkeypatch.setattr(api, "run_job", lambda *_, **__: RunStatus(state=state))
+    assert invoke("run", "train.py").code == code
+
+
+@pytest.mark.parametrize(
+    ("state", "number", "code"),
+    [
+        ("stopped", signal.SIGINT, 130),
+        ("stopped", signal.SIGTERM, 143),
+        ("stopped", signal.SIGHUP, 129),
+        ("failed", signal.SIGTERM, 1),
+        ("succeeded", signal.SIGTERM, 0),
+    ],
+)
+def test_the_exit_code_of_a_stopped_run_names_the_signal(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, state: str, number: int, code: int
+) -> None:
+    monkeypatch.setattr(api, "run_job", lambda *_, **__: RunStatus(state=state, stopped_by=number))
     assert invoke("run", "train.py").code == code
 
 

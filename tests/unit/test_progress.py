@@ -227,6 +227,13 @@ def test_live_in_a_pipe_stays_plain(now: list[float]) -> None:
     assert out.getvalue().count("\n") == 1
 
 
+def test_the_last_checkpoint_of_a_run_shows_how_far_it_is() -> None:
+    status = RunStatus(state="stopping", saving=(1_200_000_000, 4_800_000_000))
+    assert "stopping · checkpoint 25 % of 4.8 GB" in progress.plain_line(status, 1.0)
+    status.state = "stopped"
+    assert "checkpoint" not in progress.plain_line(status, 1.0)
+
+
 def test_plain_lines_at_most_every_two_seconds(now: list[float]) -> None:
     out = io.StringIO()
     status = running()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import textwrap
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from paceline.observe import RunStatus, words
 
 __all__ = ["finish"]
 
-EXIT_CODES = {"succeeded": 0, "stopped": 130}
+EXIT_CODES = {"succeeded": 0, "stopped": 128 + signal.SIGINT}
+"""Of a run that was stopped by another signal: 128 and its number, as shells have it."""
 COLOURS = {"succeeded": "green", "stopped": "yellow"}
 
 
@@ -37,7 +39,8 @@ def finish(status: RunStatus) -> None:
         typer.echo(textwrap.fill(limit, width, initial_indent="  ", subsequent_indent="  "), err=err)
     for name, text in {**_metrics(status), **_places(status)}.items():
         typer.echo(f"  {name:14} {text}", err=err)
-    if code := EXIT_CODES.get(status.state, 1):
+    stopped_by = status.stopped_by if status.state == "stopped" else 0
+    if code := 128 + stopped_by if stopped_by else EXIT_CODES.get(status.state, 1):
         raise typer.Exit(code)
 
 

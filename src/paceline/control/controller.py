@@ -45,7 +45,7 @@ from paceline.control.steering import Steering
 from paceline.control.tail import Tail
 from paceline.control.time_limit import TimeLimit
 from paceline.engines import Engine, RoleSpec, Succession
-from paceline.exceptions import FrameError, LinkError, RoleFailed
+from paceline.exceptions import CheckpointError, FrameError, LinkError, RoleFailed
 from paceline.modes import Guard, ModeSpec
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.resources import Sampler
@@ -53,13 +53,17 @@ from paceline.observe.spans import unix_clock_ns
 from paceline.observe.tables import to_parquet
 from paceline.observe.watch import Watch
 from paceline.plan import Plan, certificates_of
-from paceline.storage.checkpoint import latest, load
+from paceline.storage.checkpoint import clean_temporary, latest, load
 
 __all__ = ["Controller"]
 
 _TICK_S = 0.1
 _CAUSE_S = 1.0
-_SAVE_S = 2.5
+_ANSWER_S = 30.0
+"""How long the lead server may take to begin with a checkpoint when the run is stopped. It may be in the
+middle of an update."""
+_SAME_REQUEST_S = 3.0
+"""Signals other than Ctrl-C that follow one another sooner mean the same: they were sent to a whole group."""
 _EXIT_S = 1.5
 _END_S = 5.0
 _LAST_WORDS_S = 0.5
@@ -139,6 +143,11 @@ class Controller(Steering):
         self._strangers = 0
         self._cause_due: float | None = None
         self._save_due: float | None = None
+        self._save_patience = 0.0
+        self._saving: dict[int, tuple[int, int]] = {}
+        """Of the checkpoint that the run waits for: bytes written and bytes to write, by server."""
+        self._stopped_at: float | None = None
+        """When the run was asked to stop."""
         self._version_before = 0
         self._started = time.monotonic()
         self._shown = 0.0
@@ -173,6 +182,7 @@ class Controller(Steering):
                 while not self._machine.state.over:
                     self._turn()
                 self._end()
+            self._clean_checkpoints()
             if self._sampler is not None:
                 self._sampler.close()
             with self._going_on_without_disk():
@@ -194,7 +204,13 @@ class Controller(Steering):
         return self.status
 
     def _begin(self) -> None:
+        self._clean_checkpoints()
         self._do(self._machine.begin())
+
+    def _clean_checkpoints(self) -> None:
+        """Remove unfinished checkpoints. Only while no server of this run writes; the lock is ours."""
+        with contextlib.suppress(CheckpointError):
+            clean_temporary(self.run_dir.checkpoints_path)
 
     def _be_guarded(self) -> None:
         """Have somebody take over if this process is killed."""
@@ -255,7 +271,9 @@ class Controller(Steering):
             self._do(self._machine.patience_over())
         if self._save_due is not None and now > self._save_due:
             self._save_due = None
-            self._do(self._machine.saved(f"not written within {_SAVE_S:g} s"))
+            self._do(
+                self._machine.saved(f"the servers have not got on with it for {self._save_patience:g} s")
+            )
         self._look_at_requests(now)
         self._check_servers(now)
         if self._machine.state in (RunState.RUNNING, RunState.RECOVERING):
@@ -409,8 +427,10 @@ class Controller(Steering):
         if link is None:
             self._do(self._machine.saved(f"{self._lead} is gone"))
             return
-        patience = _SAVE_S if self._machine.state is RunState.STOPPING else self.plan.job.deadline_s
-        self._save_due = time.monotonic() + patience
+        stopping, deadline = self._machine.state is RunState.STOPPING, self.plan.job.deadline_s
+        self._save_patience = min(_ANSWER_S, deadline) if stopping else deadline
+        self._save_due = time.monotonic() + self._save_patience
+        self._saving.clear()
         with contextlib.suppress(LinkError):
             link.send(Kind.CHECKPOINT, {"all_ended": self._machine.state is RunState.FINISHING})
 
@@ -434,6 +454,7 @@ class Controller(Steering):
         while self._engine.pids() and time.monotonic() < patience:
             select.select([self._engine], [], [], 0.1)
             self._engine.exits()  # of no interest: they were meant
+        self._clean_checkpoints()
         found = latest(self.run_dir.checkpoints_path)
         before, samples = self.status.version, self.status.samples
         lead: dict[str, Any] = (
@@ -471,8 +492,35 @@ class Controller(Steering):
         """Whose last words can be heard, and how long to wait for them."""
         return {name for name in self._links if name.startswith("worker:")}, _LAST_WORDS_S
 
-    def _stop(self) -> None:
+    def _stop(self, number: int) -> None:
+        """A signal asks the run to stop. A second one means: now. It may be sent to all processes at once."""
+        now, before = time.monotonic(), self._stopped_at
+        if before is None:
+            self._stopped_at, self.status.stopped_by = now, number
+        elif number != signal.SIGINT and now - before < _SAME_REQUEST_S:
+            return
         self._hub.post(lambda: self._do(self._machine.stop_requested()))
+
+    def _on_saving(self, server: int, done: int, total: int) -> None:
+        """A server writes its part of a checkpoint. While the run waits for that, it may take its time."""
+        if self._save_due is None or self._saving.get(server) == (done, total):
+            return
+        self._saving[server] = (done, total)
+        written, whole = zip(*self._saving.values(), strict=True)
+        self.status.saving = (sum(written), sum(whole))
+        self._wait_on_for_save()
+
+    def _wait_on_for_save(self) -> None:
+        self._save_patience = self.plan.job.deadline_s
+        self._save_due = time.monotonic() + self._save_patience
+
+    def _on_cut(self) -> None:
+        """The checkpoint needs no worker any more, and what workers compute from here on is not in it."""
+        if self._save_due is None or self._machine.state is not RunState.STOPPING:
+            return
+        self._wait_on_for_save()
+        for rank in self.status.workers:
+            self._engine.kill("worker", rank, signal.SIGKILL)
 
     def _end(self) -> None:
         """All processes end: workers at once, servers by themselves if they can."""
@@ -481,7 +529,7 @@ class Controller(Steering):
         for name in running:
             role, _, rank = name.partition(":")
             if role == "worker":
-                self._engine.kill(role, int(rank), signal.SIGTERM)
+                self._engine.kill(role, int(rank), signal.SIGKILL)
         for name, link in self._links.items():
             if name.startswith("server:") and graceful:
                 with contextlib.suppress(LinkError):
@@ -603,6 +651,15 @@ class Controller(Steering):
                 return
             server.updates, server.update_s = int(told["updates"]), float(told["update_s"])
             self._check_spans(told)
+            if "saving" in told:
+                self._on_saving(rank, *map(int, told["saving"]))
+            return
+        if "begun" in body:
+            if self._save_due is not None:
+                self._wait_on_for_save()
+            return
+        if "cut" in body:
+            self._on_cut()
             return
         if "checkpoint" in body:
             self._on_saved(body)
@@ -720,16 +777,16 @@ def checkpoint_names(run: RunDirectory) -> list[str]:
 
 
 @contextlib.contextmanager
-def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP (the terminal is gone) call `stop` meanwhile. Elsewhere than in the main
-    thread they cannot."""
+def _interrupts(stop: Callable[[int], None]) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP (the terminal is gone) call `stop` with their number meanwhile. Elsewhere
+    than in the main thread they cannot."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else somebody wants it to go on: nohup
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
+    before = {number: signal.signal(number, lambda which, _: stop(which)) for number in numbers}
     try:
         yield
     finally:

@@ -33,6 +33,7 @@ __all__ = [
     "WaitForCause",
 ]
 
+_STOPPING = "stopping: a checkpoint is written first (Ctrl-C again to stop without it)"
 _LONG = 300
 """Longest part of an error's message that a note repeats."""
 
@@ -628,7 +629,7 @@ class RunMachine:
             return []
         early = self.state in (RunState.PENDING, RunState.STARTING)
         self.state = RunState.STOPPED if early else RunState.STOPPING
-        return [End()] if early else [Note("stopping: a checkpoint is written first"), Save()]
+        return [End()] if early else [Note(_STOPPING), Save()]
 
     def saved(self, problem: str | None) -> list[Decision]:
         """The checkpoint that was asked for is written, or could not be."""

@@ -154,7 +154,7 @@ class Successor(Controller):
 
     def _save(self) -> None:
         if self._rebuilding:  # it is asked for when the servers are back, which is to be soon
-            self._save_due = time.monotonic() + self.plan.job.deadline_s
+            self._wait_on_for_save()
         else:
             super()._save()
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from paceline.engines.base import Handover, Left, Succession
 
-__all__ = ["kill_group", "main"]
+__all__ = ["kill_group", "main", "outlive_sigterm"]
 
 _MOST_DESCRIPTORS = 2
 _NOT_STARTED = 71
@@ -223,6 +223,7 @@ def _forked(be: Callable[[], int]) -> int:
     if pid == 0:
         code = 1
         try:
+            outlive_sigterm()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             code = be()
@@ -253,6 +254,23 @@ def _write_to(log: str) -> None:
     os.close(file)
 
 
+def outlive_sigterm() -> None:
+    """Let this process, but none that it starts, go on after SIGTERM.
+
+    systemd, SLURM and others send SIGTERM to all processes of a run at once. The controller then has a
+    checkpoint written, which needs the fork server, the servers and the workers; it ends them itself.
+    A handler and not SIG_IGN: programs that a script starts would inherit that, and could not be terminated.
+    """
+    mine = os.getpid()
+
+    def on_sigterm(number: int, frame: object) -> None:
+        if os.getpid() != mine:  # a fork by the script, as multiprocessing makes them
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+
+
 def kill_group(pid: int, number: int) -> None:
     """A role leads its own process group (once it has got that far)."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -264,6 +282,7 @@ def kill_group(pid: int, number: int) -> None:
 
 def main(fd: int) -> None:
     """Load what every role needs, once, then fork."""
+    outlive_sigterm()
     control = socket.socket(fileno=fd)
     # The first torch.optim object of a process imports torch._dynamo, which costs as much as torch.
     import torch

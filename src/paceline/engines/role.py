@@ -14,6 +14,7 @@ from paceline.comm import Address, Certificate, Kind, Secret
 from paceline.comm.clocks import ask_clock
 from paceline.comm.errors import error_body
 from paceline.comm.lasting import LastingLink
+from paceline.engines.forkserver import outlive_sigterm
 from paceline.exceptions import LinkError
 from paceline.ps import ServerConfig, serve
 from paceline.worker import WorkerConfig, run_worker
@@ -37,7 +38,7 @@ def become(
     if parent is not None and os.getppid() != parent:
         return 1  # it died before we asked to be told
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    outlive_sigterm()
     _keep_freed_memory()
     _redirect(spec["log"])
     name = f"{spec['role']}:{spec['rank']}"

@@ -131,6 +131,7 @@ def _line(text: str) -> Text:
 def _headline(status: RunStatus, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
     cells: list[RenderableType] = [_state(status.state, bold=True)]
+    cells += [Text(text) for text in words.saving(status)]
     share = status.epoch_share
     if share is not None and not (status.ended and share == 0):
         cells.append(Text(f"epoch {status.epoch + 1}"))

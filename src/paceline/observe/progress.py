@@ -155,7 +155,7 @@ class Progress:
 
 def plain_line(status: RunStatus, rate: float) -> str:
     """A status in one line, for logs and pipes."""
-    parts = [f"{words.clock(status.elapsed_s)} {status.state}"]
+    parts = [f"{words.clock(status.elapsed_s)} {status.state}", *words.saving(status)]
     if status.version:
         parts += [words.progress(status), f"{words.count(rate)} samples/s"]
         parts.append(f"version {words.count(status.version)}")

@@ -133,6 +133,10 @@ class RunStatus:
     """Controllers that died and were replaced."""
     checkpoints: list[str] = field(default_factory=list)
     """Names of those that are kept, oldest first."""
+    saving: tuple[int, int] | None = None
+    """While the run ends: bytes written of its last checkpoint, and bytes to write."""
+    stopped_by: int = 0
+    """The signal that stopped the run; 0: none did."""
     leases: list[dict[str, Any]] = field(default_factory=list)
     """`LeaseBook.accounts()`: what became of the samples of each of the last epochs."""
     earlier_epochs: dict[str, int] = field(default_factory=dict)

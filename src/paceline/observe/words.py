@@ -83,6 +83,14 @@ def progress(status: RunStatus) -> str:
     return f"epoch {status.epoch + 1}, {percent(share)}"
 
 
+def saving(status: RunStatus) -> list[str]:
+    """`checkpoint 1.2 of 4.8 GB`, while the run waits for its last one."""
+    if status.saving is None or status.ended:
+        return []
+    done, total = status.saving
+    return [f"checkpoint {percent(done / max(1, total))} of {size(total)}"]
+
+
 def staleness(status: RunStatus) -> str:
     """`staleness 0.4 mean, 2 max`."""
     return f"staleness {status.staleness_mean:.2g} mean, {status.staleness_max} max"

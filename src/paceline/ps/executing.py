@@ -75,6 +75,8 @@ class Executing:
         )
         self._faults = Faults.parse(config.faults)
         self._snapshots = 0
+        self._saving: list[int] | None = None
+        """Of this server's part of a checkpoint, while it is written: bytes written and bytes to write."""
         self._spec: OptimizerSpec | None = None
         self._region: Region | None = None
         self._base: Tensor | None = None
@@ -416,19 +418,29 @@ class Executing:
         name = f"server-{self.config.rank}.safetensors"
         self._snapshots += 1
         fault = self._faults.at_checkpoint(self._snapshots)
+        saving = self._saving = [0, sum(each.nbytes for each in tensors.values())]
+
+        def before_write(nbytes: int) -> None:
+            saving[0] += nbytes
+            if fault is not None:
+                fault()
 
         def write() -> None:
             _give_way()
             lane.enter(Phase.CHECKPOINT)
             try:
-                info = write_part(directory, name, tensors, before_write=fault)
+                info = write_part(directory, name, tensors, before_write=before_write)
                 body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
             except CheckpointError as error:
                 body = {"failed": str(error)}
             lane.enter(Phase.IDLE)
-            self._hub.post(lambda: self._part_written({**body, "directory": str(directory)}))
+            self._hub.post(lambda: self._part_done({**body, "directory": str(directory)}))
 
         threading.Thread(target=write, name="checkpoint part", daemon=True).start()
+
+    def _part_done(self, body: dict[str, Any]) -> None:
+        self._saving = None
+        self._part_written(body)
 
     def _part_written(self, body: dict[str, Any]) -> None:
         if self._lead_link is not None:

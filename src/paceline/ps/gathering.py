@@ -36,6 +36,7 @@ class Gathering(Ordering):
         self._save_again = False
         self._save_at_next = False
         self._asked = False
+        self._told_cut = False
         self._all_ended = False
         self._hurry_at: float | None = None
         self._last_saved = -1
@@ -100,6 +101,13 @@ class Gathering(Ordering):
     def _is_current(self) -> bool:
         """Whether our parameters are those of the present version. In allreduce they often are not."""
         return not self.mode.serverless or self._current == self._lead.version
+
+    def _tell_cut(self) -> None:
+        """Once a checkpoint that was asked for needs the workers no more, let the controller know."""
+        if self._asked and not self._told_cut and self._saver is not None and not self._saver.needs_workers:
+            self._told_cut = True
+            with contextlib.suppress(LinkError):
+                self._controller.send(Kind.STATS, {"cut": self._saver.version})
 
     def _hurry(self) -> None:
         """A checkpoint was asked for and somebody takes his time: cut it here, commit what there is."""

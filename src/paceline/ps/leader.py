@@ -165,7 +165,9 @@ class LeadServer(Placing):
 
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.CHECKPOINT:
-            self._asked = True
+            self._asked, self._told_cut = True, False
+            with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
+                self._controller.send(Kind.STATS, {"begun": True})
             self._all_ended = field(frame.body, "all_ended", bool, False)
             self._save_now()
         elif frame.kind is Kind.SWITCH:
@@ -636,6 +638,7 @@ class LeadServer(Placing):
         self._let_depart()
         if self._hurry_at is not None and now > self._hurry_at:
             self._hurry()
+        self._tell_cut()
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, self._stats())
 

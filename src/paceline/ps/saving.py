@@ -8,6 +8,7 @@ Files: server-K.safetensors (parameters and optimizer state, StateBook's keys), 
 (buffers, random state), extras.safetensors (frozen parameters and initial buffers of worker 0).
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 from paceline.exceptions import CheckpointError, FrameError
 from paceline.modes import parse_mode
 from paceline.params import StateBook
-from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, prune
+from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, clean_temporary, prune
 
 __all__ = [
     "Saver",
@@ -61,6 +62,7 @@ class Saver:
         self._meta: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
         self._failed = False
+        self._hurried = False
 
     @property
     def directory(self) -> Path:
@@ -100,16 +102,21 @@ class Saver:
         self._try_commit()
 
     def stop_waiting(self) -> None:
-        """Commit without the workers' parts that are not here."""
-        self._workers.clear()
+        """Commit as soon as the servers' parts are written, without the workers' parts that are not here."""
+        self._hurried = True
         self._try_commit()
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether a worker's part is still waited for."""
+        return bool(self._workers) and not self._hurried
 
     def attach_states(self, states: Callable[[], dict[str, dict[str, Tensor]]]) -> None:
         """Small files to write with the commit (workers' parts, extras), asked for at that time."""
         self._states = states
 
     def _try_commit(self) -> None:
-        if self._parts or self._workers or self._failed or self._thread is not None:
+        if self._parts or self.needs_workers or self._failed or self._thread is not None:
             return
         states = self._states()
         self._thread = threading.Thread(target=self._commit, args=(states,), name="checkpoint")
@@ -121,6 +128,8 @@ class Saver:
                 self._writer.write_part(name, tensors)
             path = self._writer.commit(self._meta)
             prune(self.root, self._keep)
+            with contextlib.suppress(CheckpointError):
+                clean_temporary(self.root)  # of a lead that died while it saved
         except CheckpointError as error:
             self._writer.abort()
             self._post(error)

@@ -117,6 +117,7 @@ class Server(Attending):
                 "update_s": round(self.update_s, 6),
                 "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
                 **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
+                **({"saving": self._saving} if self._saving is not None else {}),
             }
             with contextlib.suppress(LinkError):
                 self._controller.send(Kind.STATS, {"server": body})

@@ -253,7 +253,7 @@ def write_part(
     name: str,
     tensors: Mapping[str, "Tensor"],
     *,
-    before_write: Callable[[], None] | None = None,
+    before_write: Callable[[int], None] | None = None,
 ) -> FileInfo:
     """Write tensors into `directory/name` as safetensors, durably; for any process and thread.
 
@@ -261,7 +261,8 @@ def write_part(
     file must not exist yet, and does not exist after an error.
 
     Args:
-        before_write: called before every megabyte; an OSError from it is the disk's (faults on purpose).
+        before_write: called before each of the writes (1 MB at most) with its bytes, to follow how it gets
+            on; an OSError from it is the disk's (faults on purpose).
     """
     _check_name(name, ".safetensors")
     chunks = _safetensors(directory / name, tensors)
@@ -339,7 +340,7 @@ def clean_temporary(root: Path) -> None:
     with _explained("clean", root):
         for path in list(root.iterdir()) if root.exists() else []:
             if _TEMPORARY.fullmatch(path.name):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)  # a server that is told late may still write there
             elif path.suffix == ".old" and path.with_suffix("") in committed:
                 # Its replacement got its name only when it was complete.
                 _discard(path)
@@ -378,9 +379,9 @@ def _safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> Iterator[bytes 
             yield data[offset : offset + _CHUNK_BYTES]
 
 
-def _each(chunks: Iterable[bytes | memoryview], call: Callable[[], None]) -> Iterator[bytes | memoryview]:
+def _each(chunks: Iterable[bytes | memoryview], call: Callable[[int], None]) -> Iterator[bytes | memoryview]:
     for chunk in chunks:
-        call()
+        call(len(chunk))
         yield chunk
 
 
