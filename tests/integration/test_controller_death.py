@@ -251,3 +251,22 @@ def test_a_run_in_the_background_is_asked_stopped_and_resumed_as_any_other(tmp_p
     goes_on.send_signal(signal.SIGTERM)
     goes_on.communicate(timeout=30)
     assert run.state() == "stopped" and len(run.record()["resumes"]) == 1
+
+
+@pytest.mark.slow  # it waits for the limit
+def test_the_next_controller_ends_the_run_at_its_time_limit(tmp_path):
+    source = """
+objects = prepared()
+if RANK == 0:
+    kill_controller()
+for epoch in itertools.count():
+    train(objects, epochs=1, at_step=computing)
+    if paceline.should_stop():
+        break
+result(epoch)
+"""
+    ran = to_the_end(tmp_path, KILLS + source, "--workers", "2", "--mode", "bsp", "--max-time", "8s")
+    assert ran.status.ended_early == "its time was up (8 s, --max-time)"
+    assert ran.status.elapsed_s >= 8
+    assert ran.results()[0] == ran.results()[1]
+    assert ran.model

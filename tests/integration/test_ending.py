@@ -374,3 +374,21 @@ result(answers)
     if mode != "asp":
         assert two == one
     assert [account["applied"] for account in ran.status.leases[:3]] == [48] * 3
+
+
+def test_a_worker_that_hangs_while_others_wait_for_its_vote_is_replaced(run):
+    source = """
+model, optimizer, loader = prepared()
+os.mkfifo(RUN_DIR / f"never-{os.getpid()}")
+for epoch in itertools.count():
+    train((model, optimizer, loader), epochs=1)
+    if RANK == 1 and epoch == 1 and once("hung"):
+        os.open(RUN_DIR / f"never-{os.getpid()}", os.O_RDONLY)
+    if paceline.should_stop(RANK == 0 and epoch == 3):
+        break
+result(epoch)
+"""
+    ran = run(TOOLS + source, workers=2, mode="bsp", deadline_s=2.0)
+    assert ran.error is None and ran.status.restarts == 1
+    assert any("worker:0 has waited" in m and "for worker:1" in m for m in ran.status.messages)
+    assert ran.results()[0] == 3
