@@ -111,7 +111,7 @@ def test_lengths_are_checked_before_memory_is_taken(
     pieces = (Piece(0, 1000),)
     head = Encoder(spec, pieces, 1).encode(torch.ones(1000))[:2]
     decoder = Decoder(spec, pieces)
-    data = head + struct.pack("<IBI", count, low_bits, unary_bytes) + bytes(64)
+    data = head + struct.pack("<QBQ", count, low_bits, unary_bytes) + bytes(64)
     out = torch.zeros(1000)
     tracemalloc.start()
     try:

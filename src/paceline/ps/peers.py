@@ -32,8 +32,9 @@ from paceline.ps.shard import Copy, Gradients, Shard
 
 __all__ = ["MAX_STATE_BYTES", "InlinePeer", "ShmPeer", "WorkerPeer"]
 
-MAX_STATE_BYTES = 4 << 30
-"""What a worker may send at once beside gradients: buffers, random state, optimizer state."""
+MAX_STATE_BYTES = 1 << 44
+"""What a worker may send at once beside gradients: buffers, frozen parameters, random state, optimizer state.
+As much as a model may have (`params/layout.py`). Memory is taken as it arrives, not when it is announced."""
 
 
 class WorkerPeer:

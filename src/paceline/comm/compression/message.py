@@ -26,7 +26,8 @@ __all__ = ["Buffer", "Reader", "bytes_of", "positions_parts"]
 Buffer = bytes | memoryview
 """A part of a message, as an encoder hands it over."""
 
-_POSITIONS = struct.Struct("<IBI")
+_POSITIONS = struct.Struct("<QBQ")
+_MOST_LOW_BITS = 48
 
 
 def bytes_of(values: Tensor | NDArray[Any]) -> memoryview:
@@ -76,7 +77,12 @@ class Reader:
         """The next positions: ascending, none twice, all below `n`."""
         count, low_bits, unary_bytes = _POSITIONS.unpack(self.bytes(_POSITIONS.size).tobytes())
         # The encoder's choice of low_bits stays well inside the second bound; without it sums could overflow.
-        if count > n or low_bits > 32 or count << low_bits > max(n, count) * 2 or (low_bits and not count):
+        if (
+            count > n
+            or low_bits > _MOST_LOW_BITS
+            or count << low_bits > max(n, count) * 2
+            or (low_bits and not count)
+        ):
             raise FrameError(f"{count:,} positions of {low_bits} low bits in a slice of {n:,} elements")
         if unary_bytes > (count + (n >> low_bits)) // 8 + 1:
             raise FrameError(f"{unary_bytes:,} bytes of gaps for {count:,} positions among {n:,}")

@@ -21,7 +21,6 @@ __all__ = ["Dgc", "Sbc", "TopK", "largest"]
 _SAMPLED = 1 << 16
 """From this size on a sample is looked at first."""
 _STRIDE = 61
-_MOST = (1 << 32) - 1
 
 
 class TopK(Method):
@@ -37,8 +36,6 @@ class TopK(Method):
         super().__init__(form, spec)
         assert spec.fraction is not None
         self._fraction = spec.fraction
-        if form.size > _MOST:
-            raise ValueError(f"{spec} in a slice of {form.size:,} elements; at most {_MOST:,}")
 
     def encode(self, values: Tensor, dice: Dice) -> list[Buffer] | None:
         return self._send(values, self._fraction)[0]
