@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 
 from paceline.data.leases import Lease
+from paceline.observe.thinning import Thinning
 from paceline.ps.lead import Lead, Steps
 from paceline.ps.ordering import Ordering, append_pushes, open_pushes
 from paceline.ps.peers import WorkerPeer
 from tests.unit.test_lead import Worker, lead_of
+
+ALL = Thinning(1_000)
 
 
 class Server(Ordering):
     """Orders for a Lead with worker 0, which holds every lease, and worker 1, which waits for some."""
 
     def __init__(self, lead: Lead) -> None:
-        self.config: Any = SimpleNamespace(replicas=1)
+        self.config: Any = SimpleNamespace(replicas=1, records_mb=1)
         self._begin_ordering(lead, adoption=None, gate=None)  # type: ignore[arg-type]
         self._peers: Any = {1: 1}
         self.granted: list[int] = []
@@ -65,11 +68,50 @@ def test_a_lead_in_another_ones_place_goes_on_with_its_record(
         worker.take()
         worker.push()
     record = tmp_path / "pushes.csv"
-    with open_pushes(record, 0) as file:
+    with open_pushes(record, 0, ALL) as file:
         file.write(b"".join(b"%d,row\n" % (i + 1) for i in range(written)) + torn)
-    with append_pushes(record, lead) as file:
+    with append_pushes(record, lead, ALL) as file:
         kept = min(written, 4)
         assert len(lead.applied) == 4 - kept
         file.write(b"next\n")
     rows = record.read_text().splitlines()[1:]
     assert rows == [*(f"{i + 1},row" for i in range(kept)), "next"]
+
+
+@pytest.mark.parametrize("told", range(0, 31, 3))
+def test_a_lead_goes_on_with_a_thinned_record_as_if_it_had_written_all_of_it(
+    tmp_path: Path, told: int
+) -> None:
+    """The one before wrote its first `told` pushes; this one knows the last 20 of 30."""
+
+    def push(server: Server, count: int) -> None:
+        worker = Worker(server._lead, 0)
+        worker.sequence = server._lead.totals.pushes
+        for _ in range(count):
+            worker.take()
+            worker.push()
+
+    few = Thinning(12)
+
+    def write(path: Path, *, first: int, remembered: int) -> list[str]:
+        server = Server(lead_of("asp", samples=400, workers=1))
+        server._thinning = few
+        server._pushes = open_pushes(path, 0, few)
+        push(server, first)
+        server._write_pushes()
+        server._lead.applied.clear()
+        push(server, 30 - first)
+        if first < 30:
+            server._pushes.close()
+            del server._lead.applied[:-remembered]
+            server._pushes = append_pushes(path, server._lead, few)
+        server._write_pushes()
+        server._pushes.close()
+        return path.read_text().splitlines()[1:]
+
+    whole = write(tmp_path / "a.csv", first=30, remembered=30)
+    assert len(whole) == few.rows_of(30) == 9
+    assert write(tmp_path / "b.csv", first=told, remembered=30) == whole
+    with open_pushes(tmp_path / "b.csv", 10, few):
+        pass
+    assert (tmp_path / "b.csv").read_text().splitlines()[1:] == whole[: few.rows_of(10)]

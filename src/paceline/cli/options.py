@@ -37,6 +37,7 @@ __all__ = [
     "PREFETCH",
     "QUIET",
     "QUORUM",
+    "RECORDS_MB",
     "REPLICAS",
     "RUN",
     "RUN_DIR",
@@ -270,6 +271,12 @@ KEEP_CHECKPOINTS = typer.Option(
     "--keep-checkpoints",
     metavar="N",
     help="How many checkpoints stay.",
+    rich_help_panel=_FAULTS,
+)
+RECORDS_MB = typer.Option(
+    "--records-mb",
+    metavar="MB",
+    help="Megabytes for the records of pushes and metrics; later ones are thinned to fit.",
     rich_help_panel=_FAULTS,
 )
 RUN_DIR = typer.Option(

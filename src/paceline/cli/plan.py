@@ -50,6 +50,7 @@ def plan(
     replicas: Annotated[int, options.REPLICAS] = Job.replicas,
     checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,
     keep_checkpoints: Annotated[int, options.KEEP_CHECKPOINTS] = Job.keep_checkpoints,
+    records_mb: Annotated[int, options.RECORDS_MB] = Job.records_mb,
     run_dir: Annotated[str | None, options.RUN_DIR] = None,
     spans: Annotated[bool, options.SPANS] = Job.spans,
     quiet: Annotated[bool, options.QUIET] = False,

@@ -32,6 +32,7 @@ def server_config(
         "checkpoint_every": job.checkpoint_every,
         "keep_checkpoints": job.keep_checkpoints,
         "max_updates": job.max_updates,
+        "records_mb": job.records_mb,
         "resume": None if resume is None else str(resume),
         "clip_norm": job.clip_norm,
         "norm_bound": job.norm_bound,

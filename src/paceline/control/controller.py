@@ -51,6 +51,7 @@ from paceline.observe import RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.resources import Sampler
 from paceline.observe.spans import unix_clock_ns
 from paceline.observe.tables import to_parquet
+from paceline.observe.thinning import metrics_thinning, pushes_thinning
 from paceline.observe.watch import Watch
 from paceline.plan import Plan, certificates_of
 from paceline.storage.checkpoint import clean_temporary, latest, load
@@ -70,6 +71,17 @@ _LAST_WORDS_S = 0.5
 _LEAST_SILENCE_S = 2.0
 _LOOK_S = 0.2
 _MAX_STRANGERS = 1_000
+_KEPT_STATUS = (
+    "mode",
+    "messages",
+    "lost_updates",
+    "samples_before",
+    "startup_s",
+    "takeovers",
+    "ended_early",
+    "left_out",
+)
+"""Of the status, what roles cannot tell the next controller."""
 _ALONE_S = 30.0
 """How long roles go on without a controller, if somebody is to take over."""
 
@@ -157,6 +169,9 @@ class Controller(Steering):
         self._requests = Requests(run.path)
         self._looked = 0.0
         self._spans_broken = False
+        self._push_records = pushes_thinning(job.records_mb)
+        self._metric_records = metrics_thinning(job.records_mb)
+        self._metrics_heard = run.count_events("metrics")
         self._warnings = Watch()
         self._sampler = Sampler(run.path / "raw", self._clock_ns) if job.spans else None
         self._switching: dict[str, ModeSpec] = {}
@@ -246,18 +261,7 @@ class Controller(Steering):
             "version_before": self._version_before,
             "going_back": self._going_back,
             "switching": sorted(self._switching),
-            "status": {
-                name: getattr(self.status, name)
-                for name in (
-                    "mode",
-                    "messages",
-                    "lost_updates",
-                    "samples_before",
-                    "startup_s",
-                    "takeovers",
-                    "ended_early",
-                )
-            },
+            "status": {name: getattr(self.status, name) for name in _KEPT_STATUS},
         }
 
     def _turn(self) -> None:
@@ -639,7 +643,7 @@ class Controller(Steering):
                 values = {str(k): float(v) for k, v in body["log"].items()}
                 worker.metrics.update(values)
                 event = {"kind": "metrics", "worker": rank, "clock": worker.clock}
-                self._record({**event, "metrics": body["log"]})
+                self._record_metrics({**event, "metrics": body["log"]})
                 if self._guard is not None and "loss" in values:
                     self._guard.loss(values["loss"])
                     self._consult(self._guard)
@@ -698,6 +702,8 @@ class Controller(Steering):
         if self._guard is not None:
             self._feed_guard(self._guard, body)
         status.hear(body)
+        if left_out := int(body["pushes"]) - self._push_records.rows_of(int(body["pushes"])):
+            status.left_out["pushes"] = left_out
         self._own_faults.reached(status.version)
 
     def _check_spans(self, body: dict[str, Any]) -> None:
@@ -725,6 +731,14 @@ class Controller(Steering):
     def _note(self, text: str) -> None:
         self.status.messages.append(text)
         self._record({"kind": "note", "text": text})
+
+    def _record_metrics(self, event: dict[str, Any]) -> None:
+        """As `_record`, within the budget for records. The newest values are in the status in any case."""
+        if self._metric_records.kept(self._metrics_heard):
+            self._record(event)
+        else:
+            self.status.left_out["metrics"] = self.status.left_out.get("metrics", 0) + 1
+        self._metrics_heard += 1
 
     def _record(self, event: dict[str, Any]) -> None:
         with self._going_on_without_disk():

@@ -255,6 +255,15 @@ class RunDirectory:
                 events.append(json.loads(line))
         return events
 
+    def count_events(self, kind: str) -> int:
+        """How many events of a kind there are."""
+        mark = f'"kind": {json.dumps(kind)}'.encode()
+        try:
+            with (self.path / "events.jsonl").open("rb") as file:
+                return sum(mark in line for line in file)
+        except OSError:
+            return 0
+
     def alive(self) -> bool:
         """Whether the run has not ended and somebody runs it: its controller, or who is about to be that."""
         status = self.read_status()

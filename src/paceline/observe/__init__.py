@@ -3,6 +3,7 @@
 * `phases.py`    Phase: what a role can be doing.
 * `spans.py`     Recorder and Lane: what every thread of a role did, from when to when.
 * `tables.py`    the tables that a run leaves behind, as raw records and as Parquet.
+* `thinning.py`  Thinning: which records are kept in a file of bounded size.
 * `status.py`    RunStatus, WorkerStatus, ServerStatus: a run at one moment, as data (also status.json).
 * `words.py`     numbers, modes and statuses as people read them.
 * `progress.py`  Progress: shows statuses while a run goes on, live or as plain lines.

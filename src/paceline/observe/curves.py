@@ -82,7 +82,8 @@ def throughput(run: RunData, facts: Facts) -> Series | None:
         at = totals["time"][mine] / 1e9 - facts.began
         order = np.argsort(at, kind="stable")
         steps = np.maximum.accumulate(totals["step"][mine][order]).astype(float)
-        samples = float(pushes["samples"][pushes["worker"] == worker.rank].sum())
+        theirs = pushes["worker"] == worker.rank
+        samples = float((pushes["samples"][theirs] * pushes["weight"][theirs]).sum())
         each = samples / steps[-1] if facts.samples and steps[-1] else 1.0
         first = max(0.0, float(at[order][0]) - 0.5)
         done += each * np.interp(edges, [first, *at[order]], [0.0, *steps])

@@ -273,24 +273,27 @@ def _add_links(facts: Facts, totals: Columns) -> None:
 
 
 def _add_pushes(facts: Facts, workers: dict[int, WorkerFacts], pushes: Columns) -> None:
-    facts.writes = len(pushes["version"])
+    weights = pushes["weight"]
+    facts.writes = int(weights.sum())
     if not facts.writes:
         return
-    facts.updates = len(np.unique(pushes["version"]))
-    facts.samples = int(pushes["samples"].sum())
-    facts.staleness = _counted(pushes["staleness"])
     last = int(pushes["version"].max())
+    thinned = bool((weights > 1).any())
+    facts.updates = last if thinned else len(np.unique(pushes["version"]))
+    facts.samples = int((pushes["samples"] * weights).sum())
+    facts.staleness = _counted(pushes["staleness"], weights)
     for rank in sorted(workers):
         mine = pushes["worker"] == rank
         if mine.any():
             staleness, version = pushes["staleness"][mine], pushes["version"][mine]
-            workers[rank].staleness = _counted(staleness)
+            workers[rank].staleness = _counted(staleness, weights[mine])
             at, values = _means(version / max(1, last), staleness)
             facts.staleness_over_time.append(Series(f"worker:{rank}", at, values))
 
 
-def _counted(values: npt.NDArray[np.int64]) -> Counter[int]:
-    found, counts = np.unique(values, return_counts=True)
+def _counted(values: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> Counter[int]:
+    found, places = np.unique(values, return_inverse=True)
+    counts = np.bincount(places, weights, minlength=len(found))
     return Counter({int(value): int(count) for value, count in zip(found, counts, strict=True)})
 
 

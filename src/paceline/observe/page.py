@@ -495,6 +495,10 @@ class _Page:
             ("pushes dropped (late or repeated)", words.count(status.dropped)),
             ("pushes lost with a role that died", words.count(status.lost)),
         ]
+        rows += [
+            (f"{what} left out of the records (--records-mb)", words.count(number))
+            for what, number in sorted(status.left_out.items())
+        ]
         said = status.messages[-MOST_ROWS:]
         messages = "".join(f"<li>{escape(message)}</li>" for message in said)
         return markup.section(
@@ -560,7 +564,7 @@ class _Page:
             ("checkpoints/", f"checkpoints: {kept}"),
             ("logs/", "what each role printed"),
             ("spans.parquet, totals.parquet, resources.parquet", "what this page is made from"),
-            ("pushes.csv, events.jsonl", "every applied push; what happened when"),
+            ("pushes.csv, events.jsonl", "applied pushes; what happened when"),
             ("summary.json", "the numbers of this page"),
         ]
         if status.checkpoints:

@@ -129,6 +129,7 @@ def summary_of(
         },
         "leases": status.leases,
         "earlier_epochs": status.earlier_epochs,
+        "left_out": status.left_out,
         "refused": status.refused,
         "skipped": status.skipped,
         "dropped": status.dropped,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paceline.observe.phases import PHASES
 from paceline.observe.status import RunStatus
 from paceline.observe.tables import ROLES, TABLES, Table, columns, read_raw
+from paceline.observe.thinning import pushes_thinning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +130,16 @@ class RunData:
             self._lacks(f"pushes.csv cannot be read ({str(error)[:80]})")
         if len(found) < len(PUSH_COLUMNS):
             found = [np.empty(0, np.int64) for _ in PUSH_COLUMNS]
-        return dict(zip(PUSH_COLUMNS, found, strict=False))
+        columns = dict(zip(PUSH_COLUMNS, found, strict=False))
+        return {**columns, "weight": self._push_weights(len(found[0]))}
+
+    def _push_weights(self, rows: int) -> npt.NDArray[np.int64]:
+        """How many pushes each row of pushes.csv stands for: later ones are thinned (--records-mb)."""
+        budget = self.job.get("records_mb")
+        if not isinstance(budget, int):
+            return np.ones(rows, np.int64)
+        weights = np.array(pushes_thinning(budget).weights(rows), np.int64)
+        return np.concatenate([weights, np.ones(max(0, rows - len(weights)), np.int64)])
 
     def columns(self, name: str) -> Columns:
         """A table's columns; `role` and `phase` as positions in ROLES and PHASES. Small."""

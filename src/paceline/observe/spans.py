@@ -22,6 +22,9 @@ __all__ = ["NO_SPANS", "Lane", "Recorder", "recorder_of", "unix_clock_ns"]
 BLOCKS = "PACELINE_SPANS_BLOCKS"
 """Set to n in the environment: record n steps, rest for n, and so on. Only benchmarks.tracing does that."""
 FLUSH_S = 0.5
+_TOTALS_EVERY = 1 / 2000
+"""Sums are written this part of the time apart that they have been recorded for: every 0.5 s at first, every
+22 s after 12 hours. So a file of them grows with the logarithm of the time."""
 MOST_SPANS = 400_000
 """After so many of a role only every second step is kept in detail, after as many again every fourth, …"""
 
@@ -148,6 +151,9 @@ class Recorder:
         self._spans = RawTable(directory, owner, SPANS)
         self._totals = RawTable(directory, owner, TOTALS)
         self._lanes: dict[str, Lane] = {}
+        self._began = self._summed = self._flushed
+        self._sums: dict[tuple[int, int, int], list[int]] = {}
+        """Not written yet: [ns, count, bytes] by lane, phase and other."""
         self.main = self.lane("main", phase)
 
     def lane(self, name: str, phase: int = Phase.IDLE) -> Lane:
@@ -180,16 +186,26 @@ class Recorder:
             while self._kept > self._most:
                 self._every *= 2
                 self._kept -= self._most
-        now = perf_counter_ns() + self._clock_ns
-        sums: list[tuple[int, ...]] = []
         seconds: dict[int, float] = {}
         for number, lane in enumerate(list(self._lanes.values())):
-            for phase, other, (ns, count, nbytes) in lane.new_sums():
-                sums.append((now, ns, nbytes, count, self.step, other, phase, number))
+            for phase, other, new in lane.new_sums():
+                sums = self._sums.setdefault((number, phase, other), [0, 0, 0])
+                sums[:] = [a + b for a, b in zip(sums, new, strict=True)]
                 if not number:
-                    seconds[phase] = seconds.get(phase, 0.0) + ns / 1e9
-        self._totals.append(np.array(sums, TOTALS.record))
+                    seconds[phase] = seconds.get(phase, 0.0) + new[0] / 1e9
+        if self._flushed - self._summed >= _TOTALS_EVERY * (self._flushed - self._began):
+            self._write_sums()
         return seconds
+
+    def _write_sums(self) -> None:
+        self._summed = self._flushed
+        now = perf_counter_ns() + self._clock_ns
+        rows = [
+            (now, ns, nbytes, count, self.step, other, phase, number)
+            for (number, phase, other), (ns, count, nbytes) in self._sums.items()
+        ]
+        self._sums.clear()
+        self._totals.append(np.array(rows, TOTALS.record))
 
     @property
     def broken(self) -> OSError | None:
@@ -201,6 +217,7 @@ class Recorder:
         for lane in self._lanes.values():
             lane.enter(Phase.IDLE)
         self.flush()
+        self._write_sums()
         self._spans.close()
         self._totals.close()
 

@@ -141,6 +141,8 @@ class RunStatus:
     """`LeaseBook.accounts()`: what became of the samples of each of the last epochs."""
     earlier_epochs: dict[str, int] = field(default_factory=dict)
     """`LeaseBook.earlier()`: how many epochs there were before those, and the sums of their accounts."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Pushes and metrics that are not in the run directory's records, which have a budget (--records-mb)."""
     update_s: float = 0.0
     """Seconds the lead server spent updating parameters."""
     messages: list[str] = field(default_factory=list)

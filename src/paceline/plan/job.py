@@ -107,6 +107,11 @@ class Job:
     max_updates: int | None = None
     """End the run early, in order, after this many updates of the model, those before a resume included."""
 
+    records_mb: int = 500
+    """Megabytes that the records of pushes and metrics may take in the run directory. What is over that is
+    thinned: of later pushes only every 8th is recorded, then every 64th, and so on. Checkpoints and logs are
+    not counted."""
+
     max_restarts: int = 3
     """How many dead roles are replaced in a run before it fails."""
 
@@ -154,6 +159,7 @@ class Job:
         if self.seed >= 2**63:
             raise UsageError(f"seed={self.seed} is too large: give a number below 2**63")
         _check_count("checkpoint_every", self.checkpoint_every, 0, "0 saves only at the end")
+        _check_count("records_mb", self.records_mb, 1, "pushes and metrics are thinned to fit")
         _check_count("keep_checkpoints", self.keep_checkpoints, 1, "the last one always stays")
         if self.max_time_s is not None:
             _check_positive("max_time_s", self.max_time_s, "seconds until the run ends early")

@@ -35,6 +35,8 @@ class ServerConfig:
     keep_checkpoints: int = 3
     max_updates: int | None = None
     """The run ends early after this many updates."""
+    records_mb: int = 500
+    """Megabytes that a run's records may have; pushes.csv has half of them."""
     resume: str | None = None
     """Path of the checkpoint to go on from."""
     clip_norm: float | None = None

@@ -75,7 +75,7 @@ class LeadServer(Placing):
         resumed = load(Path(config.resume)) if config.resume else None
         self._begin_leading(new_lead(config, None, None), Adoption(resumed, self.mode), gate=set())
         applied = 0 if resumed is None else int(resumed.meta["lead"]["pushes"])
-        self._pushes = open_pushes(Path(config.run_dir) / "pushes.csv", applied)
+        self._pushes = open_pushes(Path(config.run_dir) / "pushes.csv", applied, self._thinning)
 
     @classmethod
     def succeeding(cls, follower: Server) -> "LeadServer":
@@ -226,7 +226,7 @@ class LeadServer(Placing):
             self._norms_due = 1
             self._norms.expect(number[0])
         self._numbered = self._placement.number + _PROMISED  # workers may know of some that never came
-        self._pushes = append_pushes(Path(self.config.run_dir) / "pushes.csv", self._lead)
+        self._pushes = append_pushes(Path(self.config.run_dir) / "pushes.csv", self._lead, self._thinning)
         log.warning("%s leads from here on, in the place of server:%s", self.name, self._led_by)
         placement = self._latest_placement().without(self._led_by)
         if placement is None:

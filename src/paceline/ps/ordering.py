@@ -12,6 +12,7 @@ from paceline.data.leases import Lease
 from paceline.exceptions import LinkError
 from paceline.modes import parse_mode
 from paceline.modes.lbfgs import Answer
+from paceline.observe.thinning import Thinning, pushes_thinning
 from paceline.ps.adoption import Adoption
 from paceline.ps.config import undealt
 from paceline.ps.lead import Event, Lead, Steps
@@ -58,6 +59,7 @@ class Ordering(Server):
         self._answers: list[list[Answer]] = []
         self._said: set[str] = set()
         self._pushes: IO[bytes]
+        self._thinning = pushes_thinning(self.config.records_mb)
 
     def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
         """Answer a worker that waits for leases."""
@@ -237,10 +239,13 @@ class Ordering(Server):
         }
 
     def _write_pushes(self) -> None:
+        # Which of them are kept depends on their numbers alone, so any lead can go on with the file.
+        first, kept = self._lead.totals.pushes - len(self._lead.applied), self._thinning.kept
         lines = [
             f"{r.version + 1},{r.push.id.worker},{r.push.id.incarnation},{r.push.id.sequence},"
             f"{r.push.read_version},{r.staleness},{r.push.samples}\n"
-            for r in self._lead.applied
+            for number, r in enumerate(self._lead.applied, first)
+            if kept(number)
         ]
         self._lead.applied.clear()
         try:
@@ -263,30 +268,34 @@ class Ordering(Server):
 _PUSHES = "version,worker,incarnation,sequence,read_version,staleness,samples\n"
 
 
-def open_pushes(path: Path, applied: int) -> IO[bytes]:
-    """The record of every applied push. Unbuffered: what a full disk refuses is not kept in memory.
+def open_pushes(path: Path, applied: int, thinning: Thinning) -> IO[bytes]:
+    """The record of applied pushes. Unbuffered: what a full disk refuses is not kept in memory.
 
     Args:
         applied: how many the run goes on from: what came after them is undone, and no part of the record.
+        thinning: which pushes the record has.
     """
     kept: list[str] = []
     with contextlib.suppress(OSError):
-        kept = path.read_text().splitlines(keepends=True)[1 : 1 + applied]
+        kept = path.read_text().splitlines(keepends=True)[1 : 1 + thinning.rows_of(applied)]
     write_text_atomically(path, "".join([_PUSHES, *kept]))
     return path.open("ab", buffering=0)
 
 
-def append_pushes(path: Path, lead: Lead) -> IO[bytes]:
+def append_pushes(path: Path, lead: Lead, thinning: Thinning) -> IO[bytes]:
     """The record, in another lead's place: what that one has not written is among the last applied. What it
     had written and told nobody of is done again."""
-    written = 0
+    written, first = 0, lead.totals.pushes - len(lead.applied)
     with contextlib.suppress(OSError):
         lines = path.read_bytes().splitlines(keepends=True)
         if not lines[-1].endswith(b"\n"):  # it died while it wrote
             del lines[-1]
-        lines = lines[: 1 + lead.totals.pushes]
+        lines = lines[: 1 + thinning.rows_of(lead.totals.pushes)]
         written = max(0, len(lines) - 1)
         os.truncate(path, sum(map(len, lines)))
-    missing = max(0, lead.totals.pushes - written)
-    lead.applied = lead.applied[len(lead.applied) - missing :] if missing <= len(lead.applied) else []
+    if thinning.rows_of(first) > written:
+        lead.applied = []  # it had not written some of those that we do not remember any more
+    else:
+        done = sum(thinning.rows_of(first + at + 1) <= written for at in range(len(lead.applied)))
+        lead.applied = lead.applied[done:]
     return path.open("ab", buffering=0)
