@@ -27,6 +27,7 @@ class Lead(Gathering):
         self.mode: Any = SimpleNamespace(serverless=False, by_round=True)
         self._controller: Any = self
         self._saver: Any = SimpleNamespace(version=2)
+        self._buffers: Any = {}
         self.ordered: Steps = []
         self.answers: list[Any] = []
 
