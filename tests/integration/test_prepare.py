@@ -1004,7 +1004,7 @@ result({"env": [os.environ[n] for n in names], "argv": sys.argv[1:], "main": __n
     [
         ("paceline.prepare(model, optimizer); paceline.prepare(model, optimizer)", "called twice"),
         ("paceline.prepare(model, optimizer, 3)", "prepare() got a int"),
-        ("paceline.prepare(model, build(), optimizer)", "prepare() got 2 models"),
+        ("paceline.prepare(model, build())", "prepare() got 2 models, 0 optimizers"),
         ("paceline.prepare(build(), optimizer)", "is not in the model"),
         ("paceline.prepare(model.requires_grad_(False), optimizer)", "nothing to train"),
         ("paceline.prepare(model, optimizer); optimizer.add_param_group({'params': []})", "add_param_group"),

@@ -144,8 +144,11 @@ def write_last(run: RunDirectory, status: RunStatus, job: Job, command: Sequence
         status.messages.append(f"the report cannot be written: {error.strerror or error} ({run.path})")
 
 
-def export_run(run: RunDirectory, path: Path) -> checkpoints.Checkpoint:
+def export_run(run: RunDirectory, path: Path, model: int | None = None) -> checkpoints.Checkpoint:
     """Write a run's model as one safetensors file that `load_state_dict` takes in plain PyTorch.
+
+    Args:
+        model: of a run with several models, which one. None: all, with `0.`, `1.`, … before their keys.
 
     Returns the checkpoint it came from.
     """
@@ -154,7 +157,7 @@ def export_run(run: RunDirectory, path: Path) -> checkpoints.Checkpoint:
     from paceline.ps.saving import model_state
 
     found = latest_checkpoint(run)
-    state = model_state(found)
+    state = model_state(found, model)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:

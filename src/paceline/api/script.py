@@ -29,8 +29,8 @@ def prepare(*objects: Any) -> Any:
     the same script trains alone.
 
     Args:
-        objects: one model, its optimizer, optionally the training DataLoader, and learning-rate
-            schedulers (prepared ones are put back where they were on a resume).
+        objects: a model and its optimizer, or several of each; optionally the training DataLoader, and
+            learning-rate schedulers (prepared ones are put back where they were on a resume).
 
     Returns:
         The same objects in the same order; model, optimizer and schedulers are the very same objects.

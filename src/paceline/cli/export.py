@@ -17,6 +17,14 @@ def export(
         Path,
         typer.Argument(help="The file to write, in safetensors format.", show_default=False),
     ],
+    model: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a run with several models: which one, counted from 0. Without it the file holds all, "
+            "with 0., 1., … before their keys.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a run's trained model for load_state_dict in plain PyTorch.
 
@@ -31,8 +39,14 @@ def export(
     from paceline import api
     from paceline.observe import words
 
-    checkpoint = api.export_run(found, file)
+    checkpoint = api.export_run(found, file, model)
+    models = int(checkpoint.meta.get("models", 1))
     size = words.size(file.stat().st_size)
     version = words.count(checkpoint.version)
     typer.echo(f"{file}: the model of run {found.id} at version {version}, {size}")
+    if models > 1 and model is None:
+        typer.echo(
+            f"It holds {models} models: their keys begin with 0. to {models - 1}. (--model K: one of them)"
+        )
+        return
     typer.echo(f'Load it:  model.load_state_dict(safetensors.torch.load_file("{file}"))')

@@ -111,6 +111,8 @@ class Machine(ABC):
         self._tired: set[int] = set()
         # Pushes that are not applied yet; their workers wait.
         self._pending: dict[int, PushId] = {}
+        # The optimizers of pending pushes, where the run has several; 0 is left out.
+        self._optimizers: dict[PushId, int] = {}
         # Pushes that the servers hold, in order of arrival; their workers need not even be members.
         self._held: dict[PushId, None] = {}
         # Clocks of the members, and of those a snapshot remembers until they join again.
@@ -142,8 +144,10 @@ class Machine(ABC):
         """The worker is gone. Its pending push is dropped, and nobody waits for it any more."""
         return self._remove(worker) + self._settle()
 
-    def pushed(self, push: PushId, read_version: int, *, spent: bool = False) -> list[Instruction]:
-        """A worker has finished a step that it computed from `read_version`, and waits.
+    def pushed(
+        self, push: PushId, read_version: int, *, spent: bool = False, optimizer: int = 0
+    ) -> list[Instruction]:
+        """A worker has finished a step of an optimizer, which it computed from `read_version`, and waits.
 
         A push that is `spent` (somebody else was first with its samples) is dropped; its worker has made a
         step all the same.
@@ -161,6 +165,8 @@ class Machine(ABC):
             return [refused, Admit(worker)]
         self._newest[worker] = push
         self._activate(worker)
+        if optimizer and not spent:
+            self._optimizers[push] = optimizer
         return self._decline(push) if spent else self._accept(push, read_version)
 
     def rested(self, worker: int) -> list[Instruction]:
@@ -200,6 +206,7 @@ class Machine(ABC):
         machine._waiting = set(self._waiting)
         machine._tired = set(self._tired)
         machine._pending = dict(self._pending)
+        machine._optimizers = dict(self._optimizers)
         machine._held = dict(self._held)
         machine._crowd = dict(self._crowd)
         return machine, machine._take_over()
@@ -290,7 +297,10 @@ class Machine(ABC):
         self._tired.discard(worker)
         del self._clocks[worker]
         pending = self._pending.pop(worker, None)
-        return [] if pending is None else [Drop(pending)]
+        if pending is None:
+            return []
+        self._optimizers.pop(pending, None)
+        return [Drop(pending)]
 
     def _activate(self, worker: int) -> None:
         if worker not in self._active:
@@ -326,14 +336,24 @@ class Rounds(Machine):
 
     A push that was computed from an older version comes too late: it is dropped, and its worker
     goes on from the newest. Without spares nobody can be late who reads when it is told to.
+
+    An update is of one optimizer. Workers that run the same script step the optimizers in the same order, so
+    all pushes of a round are of one. A worker that has just joined may be at another step of that order:
+    then the optimizer with the most pushes (of several such, the one whose push came first) is updated, and
+    the other pushes stay pending, so that the workers fall into step.
     """
 
     def __init__(self, spare: int = 0) -> None:
         super().__init__()
         self._spare = spare
+        self.mixed = 0
+        """Rounds in a row, up to the last one, whose pushes were of several optimizers."""
+        self.last_mix: dict[int, int] = {}
+        """The workers of the last such round, and the optimizer that each of them pushed for."""
 
     def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
         if read_version != self._version:
+            self._optimizers.pop(push, None)
             self._step(push.worker)
             return [Drop(push), Admit(push.worker)]
         self._pending[push.worker] = push
@@ -341,13 +361,31 @@ class Rounds(Machine):
         return self._settle()
 
     def _settle(self) -> list[Instruction]:
-        if len(self._pending) < max(1, len(self._active) - self._spare):
-            return []
-        complete = sorted(self._pending.values())
-        self._pending.clear()
-        for push in complete:
-            self._step(push.worker)
-        return [self._apply(complete), *self._admit(push.worker for push in complete)]
+        made: list[Instruction] = []
+        while len(self._pending) >= max(1, len(self._active) - self._spare):
+            complete = self._of_one_optimizer()
+            for push in complete:
+                del self._pending[push.worker]
+                self._optimizers.pop(push, None)
+                self._step(push.worker)
+            made += [self._apply(complete), *self._admit(push.worker for push in complete)]
+        return made
+
+    def _of_one_optimizer(self) -> list[PushId]:
+        """The pending pushes that make the next update."""
+        pushes = sorted(self._pending.values())
+        if not self._optimizers:
+            self.mixed = 0
+            return pushes
+        pushed_for = {push.worker: self._optimizers.get(push, 0) for push in self._pending.values()}
+        counts = Counter(pushed_for.values())  # in order of arrival
+        if len(counts) == 1:
+            self.mixed = 0
+            return pushes
+        self.mixed += 1
+        self.last_mix = pushed_for
+        most = max(counts, key=lambda optimizer: counts[optimizer])
+        return [push for push in pushes if pushed_for[push.worker] == most]
 
     def _awaited(self) -> set[int]:
         return self._active - self._waiting
@@ -379,6 +417,7 @@ class Clocks(Machine):
         self._lift()
 
     def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
+        self._optimizers.pop(push, None)
         self._held[push] = None
         self._step(push.worker)
         admitted: list[Instruction] = []
@@ -414,6 +453,7 @@ class Clocks(Machine):
             self._step(push.worker)
             instructions += self._flush() or [Hold(push)]
         self._pending.clear()
+        self._optimizers.clear()
         self._lift()
         admitted = self._admit([worker for worker in self._waiting if not self._leads(worker)])
         admitted += self._admit(self._freed())  # by those who were the slowest, and rest now
@@ -464,6 +504,7 @@ class Epochs(Machine):
         self._version += 1
 
     def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
+        self._optimizers.pop(push, None)
         self._step(push.worker)
         taken = Hold(push) if read_version == self._version else Drop(push)
         return [taken, *self._admit([push.worker])]

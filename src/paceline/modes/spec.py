@@ -150,6 +150,19 @@ class ModeSpec:
         """Whether a run may go from this mode to another such one, and back, while it runs."""
         return self.name in _PLAIN and self.payload == "gradient"
 
+    def one_optimizer_reason(self) -> str | None:
+        """Why a script with several optimizers cannot run in this mode; None: it can."""
+        if self.by_epoch:
+            return f"mode {self} minimises one loss over the whole data set; use bsp or asp"
+        if self.grouped:
+            return f"mode {self} averages one gradient in a group of workers; use bsp, ssp, asp or local:h"
+        if self.spare:
+            return (
+                f"in mode {self} a late step is dropped, and its worker would step the optimizers out of "
+                "order from then on; use bsp or ssp"
+            )
+        return None
+
     def machine(self) -> Machine:
         """A new machine of this mode, without members, at version 0."""
         if self.by_epoch:

@@ -1,4 +1,4 @@
-"""The parameter space: all trainable tensors of a model in one flat range per dtype.
+"""The parameter space: all trainable tensors of a run in one flat range per dtype.
 
 * `layout.py`    Layout, Slice, Segment: what lies where; fingerprint; partition over servers. Pure.
 * `placement.py` Placement: which servers hold which slices. Pure.
@@ -10,6 +10,7 @@
 """
 
 from paceline.params.flat import (
+    HasParameters,
     bind,
     bytes_of,
     describe,
@@ -27,6 +28,7 @@ from paceline.params.placement import Placement
 from paceline.params.state import StateBook, apart
 
 __all__ = [
+    "HasParameters",
     "Layout",
     "Numerics",
     "OptimizerSpec",

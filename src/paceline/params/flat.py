@@ -1,7 +1,7 @@
 """Between a torch model and flat memory: read the layout off a model, make views into memory."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from paceline.exceptions import UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, Segment, Slice, TensorInfo, is_dense
 
 __all__ = [
+    "HasParameters",
     "bind",
     "bytes_of",
     "describe",
@@ -26,9 +27,16 @@ def dtype_named(name: str) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
 
+class HasParameters(Protocol):
+    """A model, or several."""
+
+    def named_parameters(self, *, remove_duplicate: bool = True) -> Iterable[tuple[str, nn.Parameter]]: ...
+    def named_buffers(self, *, remove_duplicate: bool = True) -> Iterable[tuple[str, Tensor]]: ...
+
+
 def describe(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: HasParameters,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     servers: int = 1,
     whole_tensors: bool = False,
@@ -38,22 +46,17 @@ def describe(
     Trained is what is in the optimizer and requires a gradient; frozen parameters stay outside.
     Tied weights appear once, under the first of their names.
 
+    Args:
+        optimizer: one, or several; the groups of several are numbered on.
+
     Raises:
-        UsageError: a parameter of the optimizer is not in the model, is on another device than the
-            rest, is empty, sparse, of a dtype that cannot be trained, or shares memory with another tensor.
+        UsageError: a parameter of the optimizer is not in the model, is in two optimizers, is on another
+            device than the rest, is empty, sparse, of a dtype that cannot be trained, or shares memory with
+            another tensor; or an optimizer has nothing to train.
     """
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     names = {id(p): name for name, p in model.named_parameters()}
-    groups: dict[int, int] = {}
-    for g, group in enumerate(optimizer.param_groups):
-        for position, p in enumerate(group["params"]):
-            if id(p) not in names:
-                raise UsageError(
-                    f"parameter {position} of group {g} {list(p.shape)} of the optimizer is not in "
-                    "the model given to prepare(). Build the optimizer from model.parameters() of that "
-                    "same model."
-                )
-            if p.requires_grad:
-                groups[id(p)] = g
+    groups = _groups(names, several)
     infos: list[TensorInfo] = []
     parameters: dict[str, nn.Parameter] = {}
     for name, p in model.named_parameters():
@@ -75,8 +78,6 @@ def describe(
             )
         )
         parameters[name] = p
-    if not infos:
-        raise UsageError("the optimizer has no parameter that requires a gradient: nothing to train.")
     devices = {p.device for p in parameters.values()}
     if len(devices) > 1:
         raise UsageError(f"the model's parameters are on several devices: {sorted(map(str, devices))}.")
@@ -90,7 +91,39 @@ def describe(
     return layout, [parameters[t.name] for t in layout.tensors]
 
 
-def _check_apart(model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+def _groups(names: dict[int, str], optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:
+    """The group of every trained parameter, by its id; groups are counted through all optimizers."""
+    found: dict[int, int] = {}
+    before: dict[int, str] = {}
+    first = 0
+    for k, optimizer in enumerate(optimizers):
+        this = "the optimizer" if len(optimizers) == 1 else f"optimizer {k} ({type(optimizer).__name__})"
+        trained = 0
+        for g, group in enumerate(optimizer.param_groups):
+            for position, p in enumerate(group["params"]):
+                if id(p) not in names:
+                    raise UsageError(
+                        f"parameter {position} of group {g} {list(p.shape)} of {this} is not in "
+                        "the model given to prepare(). Build the optimizer from model.parameters() of that "
+                        "same model."
+                    )
+                if p.requires_grad:
+                    if id(p) in before:
+                        raise UsageError(
+                            f"parameter {names[id(p)]!r} is in {before[id(p)]} and in {this}. The servers "
+                            "keep one optimizer state for every parameter: give each parameter to one "
+                            "optimizer."
+                        )
+                    found[id(p)] = first + g
+                    trained += 1
+        if not trained:
+            raise UsageError(f"{this} has no parameter that requires a gradient: nothing to train.")
+        before |= {id(p): this for group in optimizer.param_groups for p in group["params"]}
+        first += len(optimizer.param_groups)
+    return found
+
+
+def _check_apart(model: HasParameters, parameters: dict[str, nn.Parameter]) -> None:
     """Refuse trained parameters that share memory with another tensor of the model.
 
     They would silently part ways when they are laid out. Frozen parameters and buffers stay where they are

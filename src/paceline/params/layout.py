@@ -10,7 +10,7 @@ never cut one.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -149,6 +149,23 @@ class Layout:
     @property
     def numel(self) -> int:
         return sum(t.numel for t in self.tensors)
+
+    def of_groups(self, groups: Collection[int]) -> "Layout":
+        """The tensors and slices of some parameter groups, at the same places of the same space.
+
+        It is for views into that space: slices keep their indices, tensors are counted anew.
+        """
+        kept = [i for i, t in enumerate(self.tensors) if t.group in groups]
+        place = {i: at for at, i in enumerate(kept)}
+        return replace(
+            self,
+            tensors=tuple(self.tensors[i] for i in kept),
+            slices=tuple(
+                replace(s, segments=tuple(replace(g, tensor=place[g.tensor]) for g in s.segments))
+                for s in self.slices
+                if s.group in groups
+            ),
+        )
 
     def first_difference(self, other: "Layout") -> str | None:
         """The first thing in which `other` differs from this layout, in words; None if nothing."""

@@ -2,10 +2,11 @@
 
 import importlib
 import inspect
+import itertools
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -53,13 +54,48 @@ def _plain(key: str, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """Which optimizer, with which settings for each parameter group."""
+    """Which optimizer, with which settings for each parameter group.
+
+    A run with several optimizers has one spec for all of them: their groups follow one another.
+    """
 
     target: str
-    """`module:ClassName`."""
+    """`module:ClassName` of the first optimizer."""
     groups: tuple[dict[str, Any], ...]
     whole_tensors: bool
     """Must see tensors uncut, in their own shape."""
+    more: tuple[tuple[str, int], ...] = ()
+    """The optimizers after the first: `module:ClassName`, and the index of its first group."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """`module:ClassName` of every optimizer."""
+        return (self.target, *(target for target, _ in self.more))
+
+    @cached_property
+    def groups_of(self) -> tuple[range, ...]:
+        """The indices of each optimizer's groups."""
+        bounds = [0, *(first for _, first in self.more), len(self.groups)]
+        return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
+
+    def target_of(self, group: int) -> str:
+        """`module:ClassName` of the optimizer that a group belongs to."""
+        return next(t for t, own in zip(self.targets, self.groups_of, strict=True) if group in own)
+
+    @classmethod
+    def of_all(
+        cls, optimizers: Sequence[torch.optim.Optimizer], allowed: Collection[str] = ()
+    ) -> "OptimizerSpec":
+        """One spec of several optimizers. Arguments and errors as in `of`."""
+        first, *others = (cls.of(optimizer, allowed) for optimizer in optimizers)
+        for other in others:
+            first = replace(
+                first,
+                groups=first.groups + other.groups,
+                whole_tensors=first.whole_tensors or other.whole_tensors,
+                more=(*first.more, (other.target, len(first.groups))),
+            )
+        return first
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, allowed: Collection[str] = ()) -> "OptimizerSpec":
@@ -107,9 +143,10 @@ class OptimizerSpec:
         Raises:
             UsageError: the optimizer may not be used, or refuses the settings.
         """
-        kind = self._load(allowed)
         if not 0 <= group < len(self.groups):
             raise FrameError(f"parameter group {group} of an optimizer with {len(self.groups)}")
+        target = self.target_of(group)
+        kind = _load(target, allowed)
         accepted = inspect.signature(kind).parameters
         settings = {k: _tupled(v) for k, v in self.groups[group].items()}
         passed = {k: v for k, v in settings.items() if k in accepted}
@@ -117,36 +154,16 @@ class OptimizerSpec:
             optimizer: torch.optim.Optimizer = kind(list(tensors), **passed)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"optimizer {self.target} refused the settings {passed} of parameter group {group}: {error}"
+                f"optimizer {target} refused the settings {passed} of parameter group {group}: {error}"
             ) from error
         optimizer.param_groups[0].update(settings)
         allow_late_gradients(optimizer)
         return optimizer
 
-    def _load(self, allowed: Collection[str]) -> Any:
-        """The class that `target` names, if it may be used."""
-        module, _, name = self.target.partition(":")
-        if module == "torch.optim" and name not in _REFUSED:
-            kind = getattr(torch.optim, name, None)
-        elif self.target in allowed:
-            try:
-                kind = reduce(getattr, name.split("."), importlib.import_module(module))
-            except (ImportError, AttributeError) as error:
-                raise UsageError(
-                    f"--optimizer {self.target} cannot be imported by the servers: {error}. "
-                    "It must be in a module that they find, too (PYTHONPATH)."
-                ) from error
-        else:
-            raise UsageError(
-                f"a worker offered optimizer {self.target!r}, which this run does not allow (--optimizer)."
-            )
-        if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
-            raise UsageError(f"{self.target!r} is not a torch.optim.Optimizer class.")
-        return kind
-
     def to_json(self) -> dict[str, Any]:
         """As plain JSON; `from_json` is its inverse."""
-        return {"target": self.target, "groups": list(self.groups), "whole_tensors": self.whole_tensors}
+        found = {"target": self.target, "groups": list(self.groups), "whole_tensors": self.whole_tensors}
+        return {**found, "more": [list(each) for each in self.more]} if self.more else found
 
     @classmethod
     def from_json(cls, data: Any) -> "OptimizerSpec":
@@ -162,7 +179,47 @@ class OptimizerSpec:
             and isinstance(whole, bool)
         ):
             raise FrameError(f"not an optimizer: {data!r:.80}")
-        return cls(target=target, groups=tuple(groups), whole_tensors=whole)
+        more = data.get("more", [])
+        if not isinstance(more, list) or not all(map(_is_another, more)):
+            raise FrameError(f"not several optimizers: {more!r:.80}")
+        firsts = [0, *(first for _, first in more), len(groups)]
+        if more and any(a >= b for a, b in itertools.pairwise(firsts)):
+            raise FrameError(f"optimizers whose first groups are {firsts[:-1]} of {len(groups)}")
+        return cls(
+            target=target, groups=tuple(groups), whole_tensors=whole, more=tuple((t, n) for t, n in more)
+        )
+
+
+def _is_another(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], int)
+        and not isinstance(value[1], bool)
+    )
+
+
+def _load(target: str, allowed: Collection[str]) -> Any:
+    """The class that `target` names, if it may be used."""
+    module, _, name = target.partition(":")
+    if module == "torch.optim" and name not in _REFUSED:
+        kind = getattr(torch.optim, name, None)
+    elif target in allowed:
+        try:
+            kind = reduce(getattr, name.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"--optimizer {target} cannot be imported by the servers: {error}. "
+                "It must be in a module that they find, too (PYTHONPATH)."
+            ) from error
+    else:
+        raise UsageError(
+            f"a worker offered optimizer {target!r}, which this run does not allow (--optimizer)."
+        )
+    if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
+        raise UsageError(f"{target!r} is not a torch.optim.Optimizer class.")
+    return kind
 
 
 def _with_fused(kind: type, group: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,17 @@ class Offer:
             raise FrameError("tensors in a parameter group that the optimizer does not have")
         self.state_keys = [str(k) for k in field(body, "state_keys", list)]
         self.numerics = Numerics.from_json(body.get("numerics"))
+        self.models = field(body, "models", int, 1)
+
+    def facts(self) -> dict[str, Any]:
+        """What checkpoints and other servers must know of it, as JSON."""
+        found = {
+            "layout": self.layout.to_json(),
+            "optimizer": self.spec.to_json(),
+            "state_keys": self.state_keys,
+            "data": self.data,
+        }
+        return {**found, "models": self.models} if self.models > 1 else found
 
     @property
     def connection(self) -> Connection:
@@ -47,8 +58,12 @@ class Offer:
     def difference(self, other: "Offer") -> str | None:
         """The first thing in which `other` differs, in words."""
         found = self.layout.first_difference(other.layout)
-        if found is None and other.spec.target != self.spec.target:
-            found = f"the optimizer is {other.spec.target}, expected {self.spec.target}"
+        if found is None and other.spec.targets != self.spec.targets:
+            found = f"the optimizer is {_words(other.spec)}, expected {_words(self.spec)}"
+        if found is None and other.spec.groups_of != self.spec.groups_of:
+            found = "the optimizers have other numbers of parameter groups"
+        if found is None and other.models != self.models:
+            found = f"prepare() got {other.models} models, expected {self.models}"
         if found is None and other.numerics != self.numerics:
             found = f"torch's settings are {other.numerics}, expected {self.numerics}"
         if found is None and other.data != self.data:
@@ -206,9 +221,15 @@ class Adoption:
                 )
         if mine:
             raise CheckpointError(f"{name} is of another model: it has no parameter {min(mine)!r}.")
-        target = self.checkpoint.meta["optimizer"]["target"]
-        if target != offer.spec.target:
-            raise CheckpointError(f"{name} was trained with {target}, the script has {offer.spec.target}.")
+        spec = OptimizerSpec.from_json(self.checkpoint.meta["optimizer"])
+        if spec.targets != offer.spec.targets:
+            raise CheckpointError(
+                f"{name} was trained with {_words(spec)}, the script has {_words(offer.spec)}."
+            )
+
+
+def _words(spec: OptimizerSpec) -> str:
+    return " and ".join(spec.targets)
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -142,6 +142,7 @@ class Attending(Executing):
                 in_place=self.mode.in_place
                 or (self.config.workers == 1 and not self._peers and not self.mode.local),
                 sends=frame.body.get("sends"),
+                groups_of=self._groups_of,
                 post=self._from_thread,
                 lane=self.spans.lane(f"worker:{rank}"),
             )
@@ -229,7 +230,7 @@ class Attending(Executing):
         for older in [p for p, pushed in self._pushed.items() if pushed.peer is peer and not pushed.held]:
             del self._pushed[older]
         void = field(body, "void", bool, False)
-        self._pushed[push] = Pushed(peer, peer.gradients, void, frozenset(missing))
+        self._pushed[push] = Pushed(peer, peer.gradients, void, frozenset(missing), self._groups_of(body))
         return push
 
     def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
@@ -280,7 +281,8 @@ class Attending(Executing):
         if frame.payload_bytes:
             blob = connection.read_blob(frame, MAX_STATE_BYTES)
             load = PushId(peer.worker, peer.incarnation, field(frame.body, "number", int))
-            self._loads[load] = StateBook([read_blob(blob, "the optimizer state")])
+            book = StateBook([read_blob(blob, "the optimizer state")])
+            self._loads[load] = (book, self._groups_of(frame.body))
             self._advance()
         else:
             connection.send(Kind.STATE, {}, [memoryview(save(self.shard.snapshot()))])

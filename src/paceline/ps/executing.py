@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from paceline.comm.frames import field
 from paceline.comm.protection import protection
 from paceline.exceptions import (
     CheckpointError,
+    FrameError,
     LinkError,
 )
 from paceline.modes import PushId, parse_mode
@@ -51,6 +52,8 @@ class Pushed:
     gradients: Gradients
     void: bool
     missing: frozenset[int]
+    groups: Collection[int] | None = None
+    """Parameter groups of the optimizer that it is for, where there are several; None: all."""
     held: bool = False
     """Its gradient was copied: the worker has gone on."""
 
@@ -90,8 +93,9 @@ class Executing:
         self._reduce_settings: Any = None
         self._peers: dict[int, WorkerPeer] = {}
         self._pushed: dict[PushId, Pushed] = {}
-        self._loads: dict[PushId, StateBook] = {}
-        """Optimizer states that workers gave, until the order says when to take them over."""
+        self._loads: dict[PushId, tuple[StateBook, Collection[int] | None]] = {}
+        """Optimizer states that workers gave, until the order says when to take them over; and the parameter
+        groups that each is for (None: all)."""
         self._orders: collections.deque[list[Any]] = collections.deque()
         self._lead_link: Connection | None = None
 
@@ -188,9 +192,8 @@ class Executing:
                     self.shard.assign(pushed.peer.gradients.flat)
                 self._admit(admits, self._copy_only)
             case ["load", *load]:
-                book = self._loads.pop(PushId(*load), None)
-                if book is not None:
-                    self.shard.restore(book, parameters=False)
+                if (given := self._loads.pop(PushId(*load), None)) is not None:
+                    self.shard.restore(given[0], parameters=False, groups=given[1])
             case ["admit", *_]:
                 self._admit(admits, self._copy_only)
 
@@ -276,6 +279,21 @@ class Executing:
         self._gifts.setdefault(number, []).append(read_blob(blob, f"slices by {link.peer}"))
         self._advance()
 
+    @property
+    def _optimizers(self) -> int:
+        """How many optimizers the run has."""
+        return 1 if self._spec is None else len(self._spec.groups_of)
+
+    def _groups_of(self, body: dict[str, Any]) -> Collection[int] | None:
+        """The parameter groups of the optimizer that a message is about; None: of all that there are."""
+        if self._optimizers == 1:
+            return None
+        assert self._spec is not None
+        optimizer = field(body, "optimizer", int, 0)
+        if not 0 <= optimizer < self._optimizers:
+            raise FrameError(f"a message about optimizer {optimizer} of {self._optimizers}")
+        return self._spec.groups_of[optimizer]
+
     def _copy_only(self, copies: Sequence[Copy], done: Callable[[int], None] | None) -> None:
         self._shard.update((), None, copies, done)
 
@@ -289,7 +307,7 @@ class Executing:
                     return lambda copies, done: self._shard.mix(-1, None, 0.0, copies, done)
                 only = contributions[0]  # its scale is the elastic alpha, which the order says
                 return lambda copies, done: self._shard.mix(
-                    only.worker, only.gradients, only.scale, copies, done
+                    only.worker, only.gradients, only.scale, copies, done, only.groups
                 )
             case _:
                 return lambda copies, done: self._shard.update(contributions, settings, copies, done)
@@ -302,8 +320,9 @@ class Executing:
             return
         assert self.layout is not None
         kept = Gradients(torch.empty(self.layout.nbytes, dtype=torch.uint8), self.layout, self._shard.slices)
-        for mine, theirs in zip(kept.flat, pushed.gradients.flat, strict=True):
-            mine.copy_(theirs)
+        for piece, mine, theirs in zip(self._shard.slices, kept.flat, pushed.gradients.flat, strict=True):
+            if pushed.groups is None or piece.group in pushed.groups:
+                mine.copy_(theirs)
         pushed.gradients = kept
         pushed.held = True
 
@@ -383,6 +402,7 @@ class Executing:
                     float(scale),
                     pushed.peer.backup or (),
                     not grouped and isinstance(pushed.peer, ShmPeer),
+                    pushed.groups,
                 )
             )
         return contributions, settings

@@ -152,10 +152,7 @@ class Gathering(Ordering):
         assert model is not None
         self._saver.describe(
             {
-                "layout": model.layout.to_json(),
-                "optimizer": model.spec.to_json(),
-                "state_keys": model.state_keys,
-                "data": model.data,
+                **model.facts(),
                 "lead": self._lead.snapshot(),
                 "servers": self.config.servers,
                 "workers": self.config.workers,

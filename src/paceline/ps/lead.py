@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.data.leases import Lease, LeaseBook
-from paceline.exceptions import FrameError, PlanError
+from paceline.exceptions import FrameError, PacelineError, PlanError
 from paceline.modes import (
     Admit,
     Apply,
@@ -34,6 +34,7 @@ from paceline.modes import (
     Instruction,
     ModeSpec,
     PushId,
+    Rounds,
     Schedule,
     parse_mode,
 )
@@ -44,7 +45,7 @@ from paceline.ps.fates import Fates
 from paceline.ps.norms import NormBound
 from paceline.ps.rows import Rows
 
-__all__ = ["Applied", "Event", "Lead", "Push", "Steps", "Totals", "keeping"]
+__all__ = ["Applied", "Event", "Lead", "OutOfStep", "Push", "Steps", "Totals", "keeping"]
 
 Steps = list[list[Any]]
 
@@ -54,8 +55,15 @@ Event = list[Any]
 _SMALLER, _LARGER = 0.8, 1.1
 """How the batches of a worker change whom others wait for, or who waits: quickly down, and carefully up."""
 
+OUT_OF_STEP = 256
+"""Rounds in a row in which workers stepped different optimizers: they do not run the same loop."""
+
 QUARANTINE = 5
 """So many pushes in a row that are not finite, while others' are: the worker is replaced."""
+
+
+class OutOfStep(PacelineError):
+    """In a mode with rounds, workers step the run's optimizers in different orders."""
 
 
 class Push(NamedTuple):
@@ -72,6 +80,15 @@ class Push(NamedTuple):
     """Of the gradient, if the run has a bound on that."""
     fetch: bool = True
     """Whether its worker wants fresh parameters with the answer."""
+    optimizer: int = 0
+    """The optimizer of the script whose step it is."""
+    weight: int = 0
+    """How many samples it was computed from, where another push accounts for some of them."""
+
+    @property
+    def weighs(self) -> int:
+        """How many samples its gradient is the mean of; 0 if unknown."""
+        return self.weight or self.samples
 
 
 class Applied(NamedTuple):
@@ -145,7 +162,9 @@ class Lead:
         self._others_well: set[int] = set()
         """Workers with such pushes, since when another one had a finite push applied."""
         self._clip_norm = clip_norm
-        self._norms = None if norm_bound is None else NormBound(norm_bound)
+        self._norm_bound = norm_bound
+        self._norms: dict[int, NormBound] = {}
+        """What is usual in the pushes of each optimizer, if the run has a bound on norms."""
         self.refused_norm: tuple[float, float] | None = None
         """The norm of the last push, if it was refused for that, and the usual one."""
         self._left_out: set[PushId] = set()
@@ -191,18 +210,9 @@ class Lead:
         name, *arguments = event
         match name:
             case "push":
-                *push, read_version, samples, leases, void, norm, fetch = arguments
-                return self.push(
-                    Push(
-                        id=PushId(*push),
-                        read_version=read_version,
-                        samples=samples,
-                        leases=tuple(leases),
-                        void=void,
-                        norm=norm,
-                        fetch=fetch,
-                    )
-                )
+                worker, incarnation, sequence, read_version, samples, leases, *others = arguments
+                push = PushId(worker, incarnation, sequence)
+                return self.push(Push(push, read_version, samples, tuple(leases), *others))
             case "take":
                 worker, epoch, limit, wait, number = arguments
                 self.takes[worker] = number
@@ -346,17 +356,22 @@ class Lead:
     def _judged(self, push: Push) -> Push:
         """The push, void if its norm is absurd."""
         self.refused_norm = None
-        if self._norms is None or push.norm is None or push.void:
+        if self._norm_bound is None or push.norm is None or push.void:
             return push
-        usual = self._norms.usual
-        if not self._norms.is_absurd(push.norm):
+        norms = self._norms.setdefault(push.optimizer, NormBound(self._norm_bound))
+        usual = norms.usual
+        if not norms.is_absurd(push.norm):
             return push
         self._left_out.add(push.id)
         self.refused_norm = (push.norm, usual or 0.0)
         return push._replace(void=True)
 
     def push(self, push: Push) -> Steps:
-        """A gradient arrived whole."""
+        """A gradient arrived whole.
+
+        Raises:
+            OutOfStep: for many rounds the workers have stepped different optimizers.
+        """
         if self._finished and self.mode.bound == 0 and push.id.worker not in self._entered:
             self._note_early_end(push.id.worker)
         if (epoch := self._looking.pop(push.id.worker, None)) is not None:
@@ -367,10 +382,24 @@ class Lead:
         self._pushes[push.id] = push
         (self._keeping.discard if push.fetch else self._keeping.add)(push.id.worker)
         spent = self.book is not None and self.book.superseded(push.leases)
-        made = self.machine.pushed(push.id, push.read_version, spent=spent)
+        made = self.machine.pushed(push.id, push.read_version, spent=spent, optimizer=push.optimizer)
+        if isinstance(self.machine, Rounds) and self.machine.mixed >= OUT_OF_STEP:
+            raise OutOfStep(self._words_on_mix(self.machine))
         if self.book is not None and self.mode.batches == "speed":
             self._resize(self.book, push, made)
         return [*self._steps(made), *self._assigned()]
+
+    def _words_on_mix(self, machine: Rounds) -> str:
+        clocks = machine.clocks
+        who = ", ".join(
+            f"worker:{worker} steps optimizer {optimizer} (step {clocks.get(worker, 0)})"
+            for worker, optimizer in sorted(machine.last_mix.items())
+        )
+        return (
+            f"for {machine.mixed} rounds the workers have stepped different optimizers at the same time: "
+            f"{who}. In mode {self.mode} all workers must step the optimizers in the same order: look for "
+            "what in the loop depends on the rank or on a worker's own data, or use mode asp."
+        )
 
     def _resize(self, book: LeaseBook, push: Push, made: Sequence[Instruction]) -> None:
         """Who was waited for gets smaller batches, and who waits itself larger ones again."""
@@ -694,7 +723,7 @@ class Lead:
         pushes = [self._pushes.pop(p) for p in ids]
         if self._held:
             self._held.difference_update(ids)
-        known = all(p.samples > 0 for p in pushes if not p.void)
+        known = all(p.weighs > 0 for p in pushes if not p.void)
         parts = []
         for p in pushes:
             late = self._too_late(p)
@@ -707,10 +736,10 @@ class Lead:
                 self._refused(p.id.worker)
                 continue
             staleness = self._record(p, before)
-            weight = p.samples if known else 1
+            weight = p.weighs if known else 1
             scale = self.alpha if self.mode.payload == "elastic" else self.mode.scale(staleness)
-            if self.book and self.mode.batches == "speed" and p.samples:
-                scale *= self.book.part(p.id.worker, p.samples)  # so that every sample counts the same
+            if self.book and self.mode.batches == "speed" and p.weighs:
+                scale *= self.book.part(p.id.worker, p.weighs)  # so that every sample counts the same
             parts.append([*p.id, weight, scale])
         return ["apply", parts] if self._clip_norm is None else ["reduce", parts, before]
 

@@ -29,14 +29,14 @@ from paceline.exceptions import (
     PacelineError,
     PlanError,
 )
-from paceline.modes import parse_schedule
+from paceline.modes import Rounds, parse_schedule
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attending import rank_of
 from paceline.ps.ballot import WHO
 from paceline.ps.config import ServerConfig, book_of, new_lead, undealt
 from paceline.ps.descent import Descent
-from paceline.ps.lead import QUARANTINE, Lead, keeping
+from paceline.ps.lead import QUARANTINE, Lead, OutOfStep, keeping
 from paceline.ps.ordering import LEASES_AT_ONCE, append_pushes, open_pushes
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
@@ -62,9 +62,10 @@ class _Failing:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, PlanError | CheckpointError):
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, OutOfStep | PlanError | CheckpointError):
             self._fail(error)
+        return isinstance(error, OutOfStep)
 
 
 class LeadServer(Placing):
@@ -301,6 +302,8 @@ class LeadServer(Placing):
         for mode in parse_schedule(self.mode, self.config.schedule).modes:
             if reason := undealt(mode, self._lead.book):
                 raise PlanError(reason)
+            if len(model.spec.groups_of) > 1 and (reason := mode.one_optimizer_reason()):
+                raise PlanError(f"prepare() got {len(model.spec.groups_of)} optimizers: {reason}.")
         if self.mode.by_epoch:
             self._begin_descent(model.spec.groups[0])
         placement = Placement.over(model.layout, range(self.config.servers), self.config.replicas)
@@ -396,6 +399,8 @@ class LeadServer(Placing):
             field(body, "norm", float) if "norm" in body else None,
             field(body, "fetch", bool, True),
         ]
+        if self._optimizers > 1:
+            facts += [field(body, "optimizer", int, 0), field(body, "weight", int, 0)]
         self._heard(peer, body)
         peer.residual = field(body, "residual", float, peer.residual)
         if "refused" in body:
@@ -419,6 +424,7 @@ class LeadServer(Placing):
                 *(peer.name, norm, push.sequence + 1, usual),
             )
         self._act(steps)
+        self._tell_mixed()
         if self._lead.sick:
             self._quarantine()
 
@@ -431,6 +437,16 @@ class LeadServer(Placing):
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
         self._hear_skipped(self._peer(connection), frame.body)
         super()._on_bye(connection, frame)
+
+    def _tell_mixed(self) -> None:
+        machine = self._lead.machine
+        if isinstance(machine, Rounds) and machine.mixed == 1:
+            who = ", ".join(f"worker:{w} optimizer {k}" for w, k in sorted(machine.last_mix.items()))
+            self._say_once(
+                f"at version {self._lead.version} workers stepped different optimizers at the same time "
+                f"({who}). Each update is made of the pushes for one optimizer, and the other workers wait "
+                "until all are in step again: this happens after a worker was replaced"
+            )
 
     def _heard(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
         """A request that is answered by an admit."""

@@ -11,7 +11,7 @@ import itertools
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +175,7 @@ class InlinePeer(WorkerPeer):
         transfer: how it writes gradients, and how it wants replies.
         sends: indices of the slices that its pushes bring; None: all of the shard.
         in_place: replies are sent from the shard's own slices: the mode forbids writing meanwhile.
+        groups_of: the parameter groups that a push brings, read from its body; None: all. Raises FrameError.
         post: hands a frame, or None when the link ended, to the server's main thread.
         lane: of the thread.
     """
@@ -190,6 +191,7 @@ class InlinePeer(WorkerPeer):
         transfer: Transfer,
         in_place: bool,
         sends: Sequence[Any] | None = None,
+        groups_of: Callable[[dict[str, Any]], Collection[int] | None] = lambda body: None,
         post: Callable[["InlinePeer", Frame | None, str], None],
         lane: Lane = NO_SPANS.main,
     ) -> None:
@@ -197,6 +199,7 @@ class InlinePeer(WorkerPeer):
         self._layout = layout
         self._transfer = transfer
         self.needs_fates = transfer.compress.has_feedback
+        self._groups_of = groups_of
         self._received = torch.zeros(layout.nbytes, dtype=torch.uint8)
         self._in_place = in_place
         self.copy = None
@@ -243,7 +246,7 @@ class InlinePeer(WorkerPeer):
         known = range(len(self._layout.slices))
         if not all(isinstance(i, int) and i in known for i in sends):
             raise FrameError(f"slices {sends!r:.80} will be sent; there are {len(known)}")
-        slices = [self._layout.slices[i] for i in sends]
+        slices = self._sent_slices = [self._layout.slices[i] for i in sends]
         self._flats = [flat_view(self._received, s) for s in slices]
         self._into = [bytes_of(flat) for flat in self._flats]
         if self._transfer.compresses:
@@ -368,22 +371,28 @@ class InlinePeer(WorkerPeer):
         if frame.kind is Kind.PUSH and self._decoders:
             self._decode(frame)
             return
-        every = range(len(self._into))
-        positions = field(frame.body, "slices", list, [*every])
+        every = self._brought(frame)
+        positions = field(frame.body, "slices", list, every)
         if not all(isinstance(p, int) and p in every for p in positions):
             raise FrameError(f"a {frame.kind.name} of slices {positions!r:.80}; there are {len(every)}")
         if missing := set(every) - early.union(positions):
             raise FrameError(f"a {frame.kind.name} without payload for {len(missing)} slices")
         self.connection.read_into([self._into[p] for p in positions])
 
+    def _brought(self, frame: Frame) -> list[int]:
+        """Positions of the slices that a message brings: of the optimizer that it is for."""
+        groups = self._groups_of(frame.body) if frame.kind is Kind.PUSH else None
+        return [p for p, piece in enumerate(self._sent_slices) if groups is None or piece.group in groups]
+
     def _decode(self, frame: Frame) -> None:
-        sizes = encoded_sizes(frame.body, [view.nbytes for view in self._into])
+        brought = self._brought(frame)
+        sizes = encoded_sizes(frame.body, [self._into[p].nbytes for p in brought])
         if len(self._encoded) < sum(sizes):
             self._encoded = bytearray(sum(sizes))
         room, ends = memoryview(self._encoded), [0, *itertools.accumulate(sizes)]
         views = [room[a:b] for a, b in itertools.pairwise(ends)]
-        for position in self.connection.read_each(views):
-            self._decoders[position].decode(views[position], self._flats[position])
+        for at in self.connection.read_each(views):
+            self._decoders[brought[at]].decode(views[at], self._flats[brought[at]])
 
     # --- what goes --------------------------------------------------------------------------------
 

@@ -228,10 +228,7 @@ class Placing(Gathering):
         assert model is not None and self._base is not None and self._region is not None
         extras = save(self._adoption.extras) if self._replicates else b""
         message = {
-            "layout": model.layout.to_json(),
-            "optimizer": model.spec.to_json(),
-            "data": model.data,
-            "state_keys": model.state_keys,
+            **model.facts(),
             "numerics": model.numerics.to_json(),
             "checkpoint": checkpoint,
             "placement": self._placement.to_json(),

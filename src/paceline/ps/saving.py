@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
-from paceline.exceptions import CheckpointError, FrameError
+from paceline.exceptions import CheckpointError, FrameError, UsageError
 from paceline.modes import parse_mode
 from paceline.params import StateBook
 from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, clean_temporary, prune
@@ -187,11 +187,15 @@ def buffers_of(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k[7:]: v for k, v in part.items() if k.startswith("buffer:")}
 
 
-def model_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def model_state(checkpoint: Checkpoint, model: int | None = None) -> dict[str, Tensor]:
     """The model as a plain state_dict: parameters, frozen parameters, and buffers of the lowest rank.
+
+    Args:
+        model: of a run with several models, which one. None: all, with `0.`, `1.`, … before their keys.
 
     Raises:
         CheckpointError: a parameter is incomplete.
+        UsageError: the run has no such model.
     """
     layout = checkpoint.meta["layout"]
     book = state_book(checkpoint)
@@ -213,7 +217,24 @@ def model_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
     for alias, name in layout["aliases"]:
         found[alias] = found[name].clone()
     keys = checkpoint.meta["state_keys"]
-    return {key: found[key] for key in keys if key in found}
+    states = _by_model({key: found[key] for key in keys if key in found}, checkpoint.meta.get("models", 1))
+    if model is not None and not 0 <= model < len(states):
+        raise UsageError(
+            f"the run has {len(states)} models, 0 to {len(states) - 1}: there is no model {model}."
+        )
+    if model is not None or len(states) == 1:
+        return states[model or 0]
+    return {f"{k}.{key}": tensor for k, state in enumerate(states) for key, tensor in state.items()}
+
+
+def _by_model(state: dict[str, Tensor], models: int) -> list[dict[str, Tensor]]:
+    """The state_dict of each model. (worker/prepared.py says how their tensors are named.)"""
+    found: list[dict[str, Tensor]] = [{} for _ in range(models)]
+    for name, tensor in state.items():
+        number, colon, key = name.partition(":")
+        later = models > 1 and bool(colon) and number.isdecimal()
+        found[int(number) if later else 0][key if later else name] = tensor
+    return found
 
 
 def read_blob(blob: bytes, what: str) -> dict[str, Tensor]:

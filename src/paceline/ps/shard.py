@@ -74,6 +74,12 @@ class Contribution:
     """The parameters that it was computed from, slice by slice, where the damping needs them."""
     checked: bool = False
     """Its worker found it finite, in this same memory."""
+    groups: Collection[int] | None = None
+    """Parameter groups that it is for, where the run has several optimizers; None: all."""
+
+    def touches(self, piece: Slice) -> bool:
+        """Whether it has anything for a slice."""
+        return self.groups is None or piece.group in self.groups
 
 
 @dataclass(slots=True)
@@ -220,8 +226,8 @@ class Shard:
 
         def work(i: int) -> None:
             state = self._states[i]
-            if contributions:
-                self._step(i, state, contributions, settings)
+            if mine := [c for c in contributions if c.touches(state.piece)]:
+                self._step(i, state, mine, settings)
             _refresh(copies, i, state.flat)
             if on_slice is not None and state.owned:
                 on_slice(i)
@@ -317,18 +323,20 @@ class Shard:
         alpha: float,
         copies: Sequence[Copy] = (),
         on_slice: Callable[[int], None] | None = None,
+        groups: Collection[int] | None = None,
     ) -> None:
         """The elastic update: the centre and a worker's parameters move towards each other by the same.
 
         Args:
             values: the worker's parameters; None leaves the centre as it is.
             copies: get the worker's moved parameters (the centre, if there are none).
+            groups: parameter groups that this is done to; None: all.
         """
 
         def work(i: int) -> None:
             centre = self._states[i].flat
             moved = centre
-            if values is not None:
+            if values is not None and (groups is None or self._states[i].piece.group in groups):
                 mine, theirs = _wide(centre), _wide(values.flat[i])
                 scratch = self._scratch.of(self._states[i].piece)
                 difference = torch.sub(theirs, mine, out=None if mine is not centre else scratch).mul_(alpha)
@@ -395,7 +403,9 @@ class Shard:
         norms = [(s.piece.index, 0.0) for s in self._states]
 
         def work(i: int) -> None:
-            self._reduced[i] = self._mean(i, self._means[i], contributions)
+            mine = [c for c in contributions if c.touches(self._states[i].piece)]
+            if mine:
+                self._reduced[i] = self._mean(i, self._means[i], mine)
             if self._reduced[i]:
                 norm = float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64))
                 # The norm of huge numbers does not fit: then the update is scaled down to nothing.
@@ -509,9 +519,22 @@ class Shard:
         bounds = [self.layout.byte_of(g) for g in state.piece.segments]
         return [slice((first - start) // item, (end - start) // item) for first, end in bounds]
 
-    def restore(self, book: StateBook, *, parameters: bool = True, vectors: bool = False) -> None:
-        """Take parameters (unless told not to), optimizer state and (if told to) vectors from a book."""
+    def restore(
+        self,
+        book: StateBook,
+        *,
+        parameters: bool = True,
+        vectors: bool = False,
+        groups: Collection[int] | None = None,
+    ) -> None:
+        """Take parameters (unless told not to), optimizer state and (if told to) vectors from a book.
+
+        Args:
+            groups: parameter groups that this is done to; None: all.
+        """
         for state in self._states:
+            if groups is not None and state.piece.group not in groups:
+                continue
             if vectors:
                 self._restore_vectors(state, book)
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):

@@ -1,7 +1,9 @@
 """The worker's side: the user's script, its loop, and the links to the servers.
 
 * `alone.py`     Session: what prepare() talks to; of a script that runs alone.
-* `session.py`   RunSession: the same, of a worker of a run.
+* `prepared.py`  Prepared: the arguments of prepare(), sorted; Models: several models as one.
+* `session.py`   RunSession: what prepare() talks to in a worker of a run.
+* `sides.py`     OptimizerSide: one optimizer of the script, what it trains and how it steps.
 * `ending.py`    Ending: where the script ends when the run ends early.
 * `account.py`   Account: its batches, until a push covers them or they are skipped.
 * `untouched.py` Untouched: says so when the script changes what the servers own.

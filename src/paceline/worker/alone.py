@@ -8,18 +8,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader
 
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import UsageError
 from paceline.params import use_fused
 from paceline.worker.client import Grant
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
+from paceline.worker.prepared import Prepared
 
-__all__ = ["AloneSession", "Prepared", "Session", "offer_no_sync"]
+__all__ = ["AloneSession", "Session", "offer_no_sync"]
 
 
 class Session:
@@ -49,35 +47,6 @@ class Session:
         yield
 
 
-class Prepared:
-    """The arguments of prepare(), sorted."""
-
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self.models = [o for o in objects if isinstance(o, nn.Module)]
-        self.optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
-        self.loaders = [o for o in objects if isinstance(o, DataLoader)]
-        self.schedulers = [o for o in objects if isinstance(o, LRScheduler | ReduceLROnPlateau)]
-        sorted_out = [*self.models, *self.optimizers, *self.loaders, *self.schedulers]
-        for o in objects:
-            if not any(o is s for s in sorted_out):
-                raise UsageError(
-                    f"prepare() got a {type(o).__name__}; it takes a torch model, its optimizer, the "
-                    "training DataLoader, and learning-rate schedulers."
-                )
-        if len(self.models) != 1 or len(self.optimizers) != 1 or len(self.loaders) > 1:
-            raise UsageError(
-                f"prepare() got {len(self.models)} models, {len(self.optimizers)} optimizers and "
-                f"{len(self.loaders)} loaders; it takes one model, one optimizer and at most one loader (the "
-                "training data; evaluation data needs no preparing)."
-            )
-        self.model: nn.Module = self.models[0]
-        self.optimizer: torch.optim.Optimizer = self.optimizers[0]
-        self.loader: DataLoader[Any] | None = self.loaders[0] if self.loaders else None
-
-    def give_back(self, objects: Sequence[Any], loader: Any) -> list[Any]:
-        return [loader if o is self.loader and loader is not None else o for o in objects]
-
-
 class AloneSession(Session):
     """`python train.py`: one process, no servers."""
 
@@ -88,15 +57,19 @@ class AloneSession(Session):
         if self.prepared:
             raise UsageError("prepare() was called twice in one script; prepare everything in one call.")
         got = Prepared(objects)
+        got.check()
         self.prepared = True
-        use_fused(got.optimizer)  # as servers do: the results are the same bits
+        for optimizer in got.optimizers:
+            use_fused(optimizer)  # as servers do: the results are the same bits
         loader: LeasedLoader | StreamLoader | None = None
         if got.loader is not None:
             facts = data_facts(got.loader)
             source = _AloneSource(facts)
-            got.optimizer.register_step_post_hook(source.stepped)
+            for optimizer in got.optimizers:
+                optimizer.register_step_post_hook(source.stepped)
             loader = lease_loader(got.loader, source, seed=self._seed, rank=0, world_size=1)
-        offer_no_sync(got.model)
+        for model in got.models:
+            offer_no_sync(model)
         return got.give_back(objects, loader)
 
 

@@ -7,8 +7,9 @@ worker that joins or replaces another one starts from them.
 import math
 import time
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from paceline.worker.prepared import Models
 from paceline.worker.state import extras_of
 
 __all__ = ["BufferSchedule"]
@@ -22,18 +23,18 @@ _COST = 100
 class BufferSchedule:
     """Decides when a worker sends its buffers, and collects them.
 
-    The first shipment is due at once. A model without buffers never sends any.
+    The first shipment is due at once. Models without buffers never send any.
 
     Args:
         trained: names of the trained parameters; frozen ones do not change and are not sent either.
         workers: number of workers that send in turn.
     """
 
-    def __init__(self, model: nn.Module, trained: set[str], *, workers: int) -> None:
-        self._model = model
-        self._left_out = trained | {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    def __init__(self, models: Models, trained: set[str], *, workers: int) -> None:
+        self._models = models
+        self._left_out = trained | {name for name, _ in models.named_parameters(remove_duplicate=False)}
         self._every_s = EVERY_S * workers
-        self._next = -math.inf if extras_of(model, self._left_out) else math.inf
+        self._next = -math.inf if extras_of(models, self._left_out) else math.inf
 
     @property
     def due(self) -> bool:
@@ -43,7 +44,7 @@ class BufferSchedule:
     def collect(self) -> dict[str, Tensor]:
         """The buffers as they are now, by the keys of a worker's part of a checkpoint."""
         self._began = time.monotonic()
-        return {f"buffer:{name}": t.clone() for name, t in extras_of(self._model, self._left_out).items()}
+        return {f"buffer:{name}": t.clone() for name, t in extras_of(self._models, self._left_out).items()}
 
     def sent(self) -> None:
         """What `collect` returned is sent: choose when to send again. Large buffers are sent less often."""

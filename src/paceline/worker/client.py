@@ -75,20 +75,27 @@ class Client(Links):
         data: dict[str, Any] | None,
         state_keys: Sequence[str],
         weights: Callable[[], tuple[Tensor, dict[str, Tensor]]],
+        models: int = 1,
     ) -> Adopted:
-        """Offer the model; worker 0 is asked for its weights, all get what to start from.
+        """Offer the models; worker 0 is asked for its weights, all get what to start from.
 
         Args:
+            models: how many there are.
             weights: gives the whole parameter space as bytes, and frozen parameters and buffers.
         """
         self._layout = layout
-        body = {
+        self._slices_of = [
+            frozenset(s.index for s in layout.slices if s.group in groups) for groups in spec.groups_of
+        ]
+        body: dict[str, Any] = {
             "layout": layout.to_json(),
             "optimizer": spec.to_json(),
             "data": data,
             "state_keys": list(state_keys),
             "numerics": Numerics.here().to_json(),
         }
+        if models > 1:
+            body["models"] = models
         self._send(self._lead, Kind.OFFER, body)
         frame = self._receive(self._lead, Kind.ADOPT, Kind.ADOPTED)
         if frame.kind is Kind.ADOPT:
@@ -265,10 +272,15 @@ class Client(Links):
             return [(message, ())] * len(self._links)
         if self.encoders is not None and kind is Kind.PUSH:
             return self._encoded(self.encoders, message)
-        return [
-            (message, () if self._shares(connection) else views)
-            for connection, views in zip(self._links, self._out, strict=True)
-        ]
+        due = self._slices_of[message.get("optimizer", 0)] if kind is Kind.PUSH else None
+        found: Written = []
+        for connection, shard, views in zip(self._links, self._shards, self._out, strict=True):
+            if self._shares(connection):
+                views = []
+            elif due is not None and len(self._slices_of) > 1:
+                views = [view for piece, view in zip(shard, views, strict=True) if piece.index in due]
+            found.append((message, views))
+        return found
 
     def _hear_fates(self, reply: dict[str, Any]) -> None:
         """The lead says which pushes are settled, and which of them were not applied."""
@@ -278,14 +290,15 @@ class Client(Links):
     def _encoded(self, encoders: Encoders, message: dict[str, Any]) -> Written:
         phase = self.lane.enter(Phase.COMPRESS)
         encoders.begin_push(message["sequence"])
-        if missing := encoders.still_missing(message.pop("missing", ())):
+        due = self._slices_of[message.get("optimizer", 0)]
+        if missing := encoders.still_missing(message.pop("missing", ()), due):
             message["missing"] = missing
         written: dict[int, memoryview] = {}  # once, for all who hold it
-        for piece in (piece for shard in self._shards for piece in shard):
+        for piece in (piece for shard in self._shards for piece in shard if piece.index in due):
             if piece.index not in written:
                 encoded = encoders.encode(piece.index, flat_view(self._gradients, piece))
                 written[piece.index] = memoryview(encoded)
-        parts = [[written[s.index] for s in shard] for shard in self._shards]
+        parts = [[written[s.index] for s in shard if s.index in due] for shard in self._shards]
         if time.monotonic() - self._told_residual > RESIDUAL_S:
             self._told_residual = time.monotonic()
             message["residual"] = encoders.residual_norm()
@@ -440,8 +453,9 @@ class Client(Links):
                 return parts
             self._regroup(fetch=False)
 
-    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        """Give all servers optimizer state; each takes what is in its shard, at one place in the order.
+    def load_optimizer_state(self, tensors: dict[str, Tensor], optimizer: int = 0) -> None:
+        """Give all servers the state of an optimizer; each takes what is in its shard, all at one place in
+        the order.
 
         The state itself goes ahead; the pull behind it is what the lead orders.
         """
@@ -449,10 +463,11 @@ class Client(Links):
         if self._next is not None:
             self._get_ready()  # servers that are new need it, too
         self._load_number += 1
+        body = {"number": self._load_number, **({"optimizer": optimizer} if optimizer else {})}
         blob = save(tensors)  # not empty, whatever there is in it: an empty payload asks for the state
         for connection in self._links:
             with self._losing(connection):
-                self._send(connection, Kind.STATE, {"number": self._load_number}, [memoryview(blob)])
+                self._send(connection, Kind.STATE, body, [memoryview(blob)])
         self._loading = True
         self.exchange(Kind.PULL, fetch=False)
         self.settle()

@@ -6,7 +6,7 @@ What encoders did not send yet is part of the worker's state: it travels in its 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,16 @@ from paceline.comm.compression.codec import Decoder, Encoder, Piece
 from paceline.comm.transfer import Transfer, encoded_sizes
 from paceline.exceptions import UsageError
 from paceline.modes import ModeSpec
-from paceline.params import Layout, OptimizerSpec, Slice, bytes_of, describe, dtype_named, flat_view
+from paceline.params import (
+    HasParameters,
+    Layout,
+    OptimizerSpec,
+    Slice,
+    bytes_of,
+    describe,
+    dtype_named,
+    flat_view,
+)
 
 __all__ = ["Differences", "Encoders", "follow_settings", "lay_out", "without_momentum"]
 
@@ -86,16 +95,20 @@ class Encoders:
         """The message for a slice."""
         return self._encoders[index].encode(flat)
 
-    def still_missing(self, missing: Sequence[int]) -> list[int]:
+    def still_missing(self, missing: Sequence[int], slices: Collection[int]) -> list[int]:
         """Those of the tensors without a gradient that servers are to skip.
 
         A tensor that once had one is not skipped: something of it may have been held back until now.
+
+        Args:
+            slices: indices of those that are pushed.
         """
         if not self.spec.has_feedback:
             return list(missing)
-        absent = torch.zeros_like(self._seen)
-        absent[list(missing)] = True
-        self._seen |= ~absent
+        present = torch.zeros_like(self._seen)
+        present[[g.tensor for s in self._layout.slices if s.index in slices for g in s.segments]] = True
+        present[list(missing)] = False
+        self._seen |= present
         return [i for i in missing if not self._seen[i]]
 
     def use_momentum(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -200,14 +213,14 @@ def _pieces(layout: Layout, piece: Slice) -> list[Piece]:
 
 
 def lay_out(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    models: HasParameters,
+    optimizers: Sequence[torch.optim.Optimizer],
     spec: OptimizerSpec,
     transfer: Transfer,
     *,
     servers: int,
 ) -> tuple[OptimizerSpec, Layout, list[nn.Parameter]]:
-    """The parameter space, cut as the optimizer and the transfer need it; and the spec that says so.
+    """The parameter space, cut as the optimizers and the transfer need it; and the spec that says so.
 
     Raises:
         UsageError: see `describe`; or compression would make nothing of this model smaller.
@@ -215,7 +228,7 @@ def lay_out(
     if transfer.compress.wants_whole_tensors:
         spec = replace(spec, whole_tensors=True)
     parts = servers * (OVERLAPPED_SLICES if transfer.leaves_early else 1)
-    layout, parameters = describe(model, optimizer, servers=parts, whole_tensors=spec.whole_tensors)
+    layout, parameters = describe(models, optimizers, servers=parts, whole_tensors=spec.whole_tensors)
     refuse_useless(transfer.compress, [t.shape for t in layout.tensors])
     return spec, layout, parameters
 

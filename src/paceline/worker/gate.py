@@ -8,7 +8,7 @@ What is not seen: a parameter that the script keeps in a list of its own and rea
 next forward. Read it from the model there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ Need = Callable[[frozenset[int]], None]
 
 
 def guard_parameters(
-    model: nn.Module, parameters: Sequence[nn.Parameter], layout: Layout, need: Need
+    modules: Iterable[nn.Module], parameters: Sequence[nn.Parameter], layout: Layout, need: Need
 ) -> None:
-    """Call `need` with the slices of every parameter of the model that is about to be looked at.
+    """Call `need` with the slices of every parameter of these modules that is about to be looked at.
 
     Args:
         parameters: in the layout's order.
@@ -34,7 +34,7 @@ def guard_parameters(
         for segment in piece.segments:
             slices[id(parameters[segment.tensor])].add(piece.index)
     every = frozenset(piece.index for piece in layout.slices)
-    for module in model.modules():
+    for module in modules:
         own = {
             name: frozenset(slices[id(p)])
             for name, p in module._parameters.items()

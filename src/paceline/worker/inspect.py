@@ -16,7 +16,8 @@ from paceline.comm.transfer import Transfer
 from paceline.params import OptimizerSpec, partition
 from paceline.worker.encoding import lay_out
 from paceline.worker.loader import data_facts
-from paceline.worker.session import Prepared, Session, enter_session
+from paceline.worker.prepared import Models, Prepared
+from paceline.worker.session import Session, enter_session
 
 __all__ = ["main"]
 
@@ -33,8 +34,9 @@ class InspectingSession(Session):
     def prepare(self, objects: Sequence[Any]) -> NoReturn:
         """Tell, and end."""
         got = Prepared(objects)
-        spec = OptimizerSpec.of(got.optimizer, self._optimizers)
-        _, layout, _ = lay_out(got.model, got.optimizer, spec, self._transfer, servers=self._servers)
+        spec = OptimizerSpec.of_all(got.optimizers, self._optimizers)
+        models = Models(got.models)
+        _, layout, _ = lay_out(models, got.optimizers, spec, self._transfer, servers=self._servers)
         data = data_facts(got.loader) if got.loader is not None else {}
         facts = {
             "parameters": layout.numel,
@@ -43,7 +45,7 @@ class InspectingSession(Session):
             "slices": len(layout.slices),
             "samples": data.get("samples"),
             "batch_size": data.get("batch_size"),
-            "optimizer": spec.target.replace(":", "."),
+            "optimizer": ", ".join(target.replace(":", ".") for target in spec.targets),
             "shards": [
                 [len(shard), sum(s.nbytes for s in shard)] for shard in partition(layout, self._servers)
             ],

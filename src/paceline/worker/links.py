@@ -107,6 +107,8 @@ class Links:
         self._lead = self._link_to(lead, address)
         self._lead.sock.settimeout(patience_s)
         self._layout: Layout
+        self._slices_of: list[frozenset[int]]
+        """The indices of each optimizer's slices."""
         # Of an attached worker: what it pushes, its copy of the parameters, and whether it may read the
         # servers' own.
         self._gradients: Tensor

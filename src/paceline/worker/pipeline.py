@@ -285,13 +285,15 @@ class PipelinedClient(Client):
             return super()._written(kind, message)
         stage = self._stages[self._pushes % len(self._stages)]
         self._pushes += 1
+        ours = self._slices_of[message.get("optimizer", 0)]
         # A second backward, clipping, or whatever else has changed a slice since it left: it goes again.
+        left &= ours
         right = {i for i in left if _same(self._slice(stage, i), self._slice(self._gradients, i))}
         if self._early is not None:
             self._early.judge(all_right=right == left)
         found: Written = []
         for shard in self._shards:
-            due = [at for at, s in enumerate(shard) if s.index not in right]
+            due = [at for at, s in enumerate(shard) if s.index in ours and s.index not in right]
             views = []
             for at in due:
                 staged = self._slice(stage, shard[at].index)

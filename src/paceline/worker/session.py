@@ -22,7 +22,6 @@ from paceline.params import (
     Layout,
     OptimizerSpec,
     StateBook,
-    TensorInfo,
     bind,
     not_finite,
     settings_of,
@@ -30,7 +29,7 @@ from paceline.params import (
     use_fused,
 )
 from paceline.worker.account import Account, Skipped
-from paceline.worker.alone import AloneSession, Prepared, Session, offer_no_sync
+from paceline.worker.alone import AloneSession, Session, offer_no_sync
 from paceline.worker.buffers import BufferSchedule
 from paceline.worker.client import Client, Grant
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
@@ -43,7 +42,9 @@ from paceline.worker.loader import data_facts, lease_loader
 from paceline.worker.optimizer import as_loaded, has_history, make_exchanging, pack_state, unpack_state
 from paceline.worker.phases import on_backward, watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
+from paceline.worker.prepared import Models, Prepared
 from paceline.worker.reporting import Reporter
+from paceline.worker.sides import OptimizerSide
 from paceline.worker.state import (
     OWN_PARTS,
     capture,
@@ -67,7 +68,6 @@ from paceline.worker.untouched import Untouched
 
 __all__ = [
     "AloneSession",
-    "Prepared",
     "RunSession",
     "Session",
     "current_session",
@@ -126,6 +126,8 @@ class RunSession(Session):
         self._replaying = False
         self._epoch = -1
         self._clock = 0
+        self._batch_samples = 0
+        """Samples of the last step that had any."""
 
     # --- prepare ----------------------------------------------------------------------------------
 
@@ -134,29 +136,32 @@ class RunSession(Session):
         if self.prepared:
             raise UsageError("prepare() was called twice in one run; prepare everything in one call.")
         got = Prepared(objects)
-        self._model, self._optimizer, self._schedulers = got.model, got.optimizer, got.schedulers
-        self._served = served_optimizer(self.mode, got.optimizer)
-        compress = self._transfer.compress
-        if compress.has_momentum:
-            self._served = without_momentum(compress, self.mode, self._served)
-        spec = OptimizerSpec.of(self._served, self._optimizers)
-        self._fused = any(group.get("fused") for group in spec.groups)
+        if len(got.optimizers) > 1 and (reason := self.mode.one_optimizer_reason()):
+            raise UsageError(f"prepare() got {len(got.optimizers)} optimizers: {reason}.")
+        self._models, self._schedulers = Models(got.models), got.schedulers
+        served = [self._served_for(optimizer) for optimizer in got.optimizers]
+        spec = OptimizerSpec.of_all(served, self._optimizers)
         spec, layout, parameters = lay_out(
-            got.model, got.optimizer, spec, self._transfer, servers=self._servers
+            self._models, got.optimizers, spec, self._transfer, servers=self._servers
         )
         self._layout, self._parameters = layout, parameters
+        self._sides = [
+            OptimizerSide(self, k, optimizer, served[k], layout, parameters, spec)
+            for k, optimizer in enumerate(got.optimizers)
+        ]
         names = [t.name for t in layout.tensors]
-        self._untouched = Untouched(got.model, got.optimizer, parameters, names)
+        self._untouched = Untouched(self._models, got.optimizers, parameters, names)
         self._trained = {*names} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
         if self.mode.by_epoch or self.mode.batches == "speed":
             _check_has_epochs(self.mode, data)
-        keys = [k for k, v in got.model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)]
         self._client = self._reach_servers()
-        adopted = self._client.offer(layout, spec, data, keys, self._weights)
+        adopted = self._client.offer(
+            layout, spec, data, [*self._models.state()], self._weights, len(self._models)
+        )
         self.mode = self._client.mode = parse_mode(adopted.mode)
         extras = {k: v for k, v in adopted.tensors.items() if not k.startswith(OWN_PARTS)}
-        load_extras(got.model, extras, self._trained)
+        load_extras(self._models, extras, self._trained)
         # What the script loads until it is in an epoch of its own is older than what the run has.
         self._replaying = adopted.resumed or self._client.incarnation > 0
         if adopted.resumed:
@@ -164,38 +169,36 @@ class RunSession(Session):
             self._skipping = adopted.epoch
             for scheduler in got.schedulers:
                 self._quieten(scheduler)
-        local_step = self._as_update(local_step_of(got.optimizer))
-        make_exchanging(got.optimizer, self)
-        if runs_here(self.mode):
-            use_fused(got.optimizer)
-        self._take_memory(layout, parameters, local_step)
+        local_steps = [self._as_update(local_step_of(side.optimizer)) for side in self._sides]
+        for side in self._sides:
+            make_exchanging(side.optimizer, side)
+            if runs_here(self.mode):
+                use_fused(side.optimizer)
+        self._take_memory(layout, parameters, local_steps)
         self._sent_settings: list[Any] = []
         if adopted.resumed:
             self._load_local(adopted.tensors)
-        if isinstance(self._stepper, GroupStepper) and self.mode.inner is not None:
-            self._stepper.share()
-        elif (
-            self.rank == 0 and not self._replaying and not runs_here(self.mode) and has_history(got.optimizer)
-        ):
-            self.load_optimizer_state(got.optimizer.local_state())  # type: ignore[attr-defined]
-        offer_no_sync(got.model)
+        if (stepper := self._group_stepper) is not None and self.mode.inner is not None:
+            stepper.share()
+        elif self.rank == 0 and not self._replaying and not runs_here(self.mode):
+            for side in self._sides:
+                if has_history(side.optimizer):
+                    self.load_optimizer_state(side, side.optimizer.local_state())  # type: ignore[attr-defined]
+        for model in got.models:
+            offer_no_sync(model)
+            model.register_load_state_dict_post_hook(self._make_load_hook())
         self._ending = Ending(self._client, self._group, has_loader=got.loader is not None)
-
-        def loaded(module: nn.Module, keys: Any) -> None:
-            if module is got.model:  # and not a copy of it (an average, say)
-                self._untouched.check_loaded()
-                self.assign()
-
-        got.model.register_load_state_dict_post_hook(loaded)
         if self._group is None:  # without one of its members a group goes back to a checkpoint
-            self._buffers = BufferSchedule(got.model, self._trained, workers=self.world_size)
+            self._buffers = BufferSchedule(self._models, self._trained, workers=self.world_size)
         self.prepared = True
         on_backward(self._find_zeroed, self._account.backward)
         if self._spans.on:
-            watch_forward(got.model, self._lane)
+            for model in got.models:
+                watch_forward(model, self._lane)
             watch_backward(self._lane)
             self._lane.enter(Phase.OTHER)  # what came before is no part of the training
         loader = None
+        self._has_loader = got.loader is not None
         if got.loader is not None:
             loader = lease_loader(
                 got.loader,
@@ -206,6 +209,28 @@ class RunSession(Session):
                 group_start=self.rank if self._group is None else self._group.root,
             )
         return got.give_back(objects, loader)
+
+    def _served_for(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer that the servers run for one of the script's."""
+        served = served_optimizer(self.mode, optimizer)
+        compress = self._transfer.compress
+        return without_momentum(compress, self.mode, served) if compress.has_momentum else served
+
+    def _make_load_hook(self) -> Callable[[nn.Module, Any], None]:
+        """A plain function: a copy of a model keeps it as it is, where it does no harm."""
+
+        def loaded(module: nn.Module, keys: Any) -> None:
+            if any(module is model for model in self._models.each):  # and not a copy of it (an average, say)
+                self._untouched.check_loaded()
+                self.assign()
+
+        return loaded
+
+    @property
+    def _group_stepper(self) -> GroupStepper | None:
+        """The stepper in a mode with groups, where a script has one optimizer."""
+        stepper = self._sides[0].stepper
+        return stepper if isinstance(stepper, GroupStepper) else None
 
     def _as_update(self, step: Callable[[], Any]) -> Callable[[], Any]:
         def update() -> Any:
@@ -218,13 +243,13 @@ class RunSession(Session):
         return update
 
     def _weights(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Worker 0's initial weights, as the bytes of the whole space; and the rest of its model."""
+        """Worker 0's initial weights, as the bytes of the whole space; and the rest of its models."""
         base = torch.zeros(self._layout.nbytes, dtype=torch.uint8)
         with torch.no_grad():
             for p, view in zip(self._parameters, tensor_views(base, self._layout), strict=True):
                 view.copy_(p)
         self._check_finite(base, "at prepare()")
-        return base, extras_of(self._model, self._trained)
+        return base, extras_of(self._models, self._trained)
 
     def _check_finite(self, base: Tensor, when: str) -> None:
         """UsageError if parameters that the servers are to take over hold NaN or Inf."""
@@ -235,7 +260,7 @@ class RunSession(Session):
             )
 
     def _take_memory(
-        self, layout: Layout, parameters: list[nn.Parameter], local_step: Callable[[], Any]
+        self, layout: Layout, parameters: list[nn.Parameter], local_steps: Sequence[Callable[[], Any]]
     ) -> None:
         """Join, and let parameters and what is pushed be views of the memory shared with the servers."""
         device = parameters[0].device
@@ -257,12 +282,20 @@ class RunSession(Session):
             _pin(self._fresh)
         self.mode = self._client.mode
         if self._group_links is not None:
-            self._join_group(self._group_links, slot, base, local_step)
+            self._join_group(self._group_links, slot, base, local_steps[0])
             return
-        near = base.clone() if self.mode.local and not self._client.in_place else base
+        near = base
+        if self.mode.local and not self._client.in_place:
+            if base is self._fresh and len(self._sides) > 1:
+                base = base.clone()  # what an optimizer fetches must not change what another one started from
+            near = base.clone()
         self._memory = Memory(slot, base, near)
         bind(parameters, tensor_views(near, layout))
-        self._stepper = make_stepper(self.mode, layout, self._memory, parameters, self._optimizer, local_step)
+        for side, local_step in zip(self._sides, local_steps, strict=True):
+            side.stepper = make_stepper(
+                self.mode, side.layout, self._memory, side.parameters, side.optimizer, local_step
+            )
+            side.version = self._client.version
         self._untouched.accept()
         if isinstance(self._client, PipelinedClient):
             self._hide_exchanges(self._client)
@@ -292,7 +325,7 @@ class RunSession(Session):
             deadline_s=links.deadline_s,
             lane=self._lane,
         )
-        self._stepper = GroupStepper(
+        self._sides[0].stepper = GroupStepper(
             self._group,
             self,
             self._account,
@@ -301,17 +334,20 @@ class RunSession(Session):
             layout,
             self._memory,
             self._parameters,
-            self._optimizer,
+            self._sides[0].optimizer,
             local_step,
         )
         self._untouched.accept()
 
     def _hide_exchanges(self, client: PipelinedClient) -> None:
         """Let gradients leave, and parameters come, while the script computes."""
-        if self._transfer.leaves_early and isinstance(self._stepper, Gradients):
-            self._stepper.gradients.watch(client.watch(self._memory.slot))
+        if self._transfer.leaves_early and self.mode.payload == "gradient":
+            got = client.watch(self._memory.slot)
+            for side in self._sides:
+                assert isinstance(side.stepper, Gradients)
+                side.stepper.gradients.watch(_counted_on(got, side.tensors))
         if client.arrives_late:
-            guard_parameters(self._model, self._parameters, self._layout, client.need)
+            guard_parameters(self._models.modules(), self._parameters, self._layout, client.need)
             if self._memory.base is not self._fresh:
                 client.upload_with(self._upload)
 
@@ -328,26 +364,39 @@ class RunSession(Session):
             )
             if dropped is not None:
                 log.warning("worker:%s: %s", self.rank, dropped)
-        self._stepper.load({k[8:]: v for k, v in tensors.items() if k.startswith("stepper:")})
+        steppers = {k[8:]: v for k, v in tensors.items() if k.startswith("stepper:")}
         inner = {k[6:]: v for k, v in tensors.items() if k.startswith("inner:")}
-        if inner and runs_here(self.mode):
-            state = unpack_state(StateBook([inner]), self._infos_in_optimizer_order(), self._optimizer)
-            self._optimizer.load_local_state(state)  # type: ignore[attr-defined]
+        for side in self._sides:
+            mine = f"{side.index}:" if side.index else ""
+            side.stepper.load(
+                {
+                    k.removeprefix(mine): v
+                    for k, v in steppers.items()
+                    if k.startswith(mine) and (mine or ":" not in k)
+                }
+            )
+            if inner and runs_here(self.mode):
+                state = unpack_state(StateBook([inner]), side.infos(), side.optimizer)
+                side.optimizer.load_local_state(state)  # type: ignore[attr-defined]
 
     # --- the optimizer's side ---------------------------------------------------------------------
 
-    def step(self) -> None:
+    def step(self, side: OptimizerSide) -> None:
         """What optimizer.step() does: a step of the mode, with the exchanges it asks for."""
         phase = self._lane.enter(Phase.PUSH)
-        self._save_if_asked()
+        if len(self._sides) == 1 or self._account.tally()[0] or not self._has_loader:
+            self._save_if_asked()  # not between two steps with the same batch
         if not self.mode.local:
             self._untouched.check_parameters()
         self._untouched.check_frozen()
         self._replaying, self._went_on = False, None
         if self._faults.all:
-            self._suffer()
-        for request in self._stepper.step():
-            self._exchange(request)
+            self._suffer(side)
+        # A step of another optimizer with the same batch weighs as many samples.
+        self._batch_samples = self._account.tally()[0] or self._batch_samples
+        side.weight += self._batch_samples
+        for request in side.stepper.step():
+            self._exchange(side, request)
         with self._link:  # the root's pushes cover its group's samples
             self._account.end_step(keep=self._group is None or self._group.is_root)
         if self._free is not None:
@@ -382,28 +431,30 @@ class RunSession(Session):
         if self._account.accumulating and all(p.grad is None for p in self._parameters):
             self._account.zeroed()
 
-    def _suffer(self) -> None:
+    def _suffer(self, side: OptimizerSide) -> None:
         """Faults on purpose, at this step."""
         for kind in self._faults.at(self._clock + 1):
             if kind in OF_FRAMES:
                 self._client.damage_next(kind, self._clock)
                 continue
-            for p in self._parameters:
+            for p in side.parameters:
                 if p.grad is not None:
                     p.grad = p.grad * (float("nan") if kind == "nan" else 1e4)
 
-    def _exchange(self, request: Request) -> None:
+    def _exchange(self, side: OptimizerSide, request: Request) -> None:
         """Answer a stepper's request."""
         body: dict[str, Any] = {}
         if request.push:
-            body = self._push_body(request)
+            body = self._push_body(side, request)
             if request.carries == "slot":
-                self._to_host()
+                self._to_host(side)
         kind = Kind.PUSH if request.push else Kind.PULL
         self._client.exchange(kind, fetch=request.fetch, **body)
         self._follow_mode()
-        if request.fetch and not self._client.arrives_late:
-            self._from_host()
+        if request.fetch:
+            side.version = self._client.version
+            if not self._client.arrives_late:
+                self._from_host(side)
 
     def _follow_mode(self) -> None:
         """The run was switched: the parameters may lie elsewhere now. Only modes of one kind are switched."""
@@ -417,7 +468,8 @@ class RunSession(Session):
             self._memory = Memory(self._memory.slot, fresh, fresh)
             bind(self._parameters, tensor_views(fresh, self._layout))
             self._client.forget_private_writes()
-            self._stepper.memory = self._memory
+            for side in self._sides:
+                side.stepper.memory = self._memory
             self._untouched.accept()
         else:
             _pin(fresh)
@@ -426,57 +478,91 @@ class RunSession(Session):
     def _flush(self) -> None:
         """Push what no push has covered."""
         with self._link:
-            for request in self._stepper.flush():
-                self._exchange(replace(request, covers_step=False))  # no step is being made
+            for side in self._sides:
+                for request in side.stepper.flush():
+                    self._exchange(side, replace(request, covers_step=False))  # no step is being made
 
-    def _push_body(self, request: Request) -> dict[str, Any]:
+    def _push_body(self, side: OptimizerSide, request: Request) -> dict[str, Any]:
         leases, samples = self._account.cover(this_step=request.covers_step)
         body: dict[str, Any] = {}
         if samples:
             body["samples"] = samples
         if leases:
             body["leases"] = leases
+        if len(self._sides) > 1:
+            body |= self._facts_of(side, samples)
         if self._settings_changed():
-            body["settings"] = _without_kernel_choice(settings_of(self._served))
+            body["settings"] = _without_kernel_choice(
+                [group for each in self._sides for group in settings_of(each.served)]
+            )
         if request.missing:
-            body["missing"] = list(request.missing)
+            body["missing"] = [side.tensors[i] for i in request.missing]
         if not request.finite:
             body["void"] = True
         if request.carries != "slot":
             body["carries"] = request.carries
         elif self._tells_norms and request.finite:
-            body["norm"] = self._stepper.slot_norm()
+            body["norm"] = side.stepper.slot_norm()
         if refused := self._account.take_refused():
             body["refused"] = refused
         if request.covers_step:  # else it may be another thread's, and the account is this one's
             body |= _as_told(self._account.take_skipped())
         return body
 
+    def _facts_of(self, side: OptimizerSide, samples: int) -> dict[str, Any]:
+        """What a push says about its optimizer, where there are several."""
+        facts: dict[str, Any] = {"optimizer": side.index} if side.index else {}
+        if side.weight != samples:
+            facts["weight"] = side.weight
+        side.weight = 0
+        # Local steps began from what this optimizer fetched; another one may have fetched since.
+        if self.mode.local and self.mode.spare is None:
+            facts["read_version"] = side.version
+        return facts
+
     def _settings_changed(self) -> bool:
         """Whether a setting differs from what was sent last. Every step asks, so it must be cheap."""
         if self._client.encoders is not None and self._client.encoders.spec.has_momentum:
-            self._client.encoders.use_momentum(self._optimizer.param_groups)
-            follow_settings(self._served, self._optimizer)
-        if follows_rate(self.mode, self._optimizer):
-            for outer, group in zip(self._served.param_groups, self._optimizer.param_groups, strict=True):
-                outer["lr"] = group["lr"]
-        values = [[v for k, v in g.items() if k != "params"] for g in self._served.param_groups]
+            self._client.encoders.use_momentum(
+                [group for side in self._sides for group in side.optimizer.param_groups]
+            )
+            for side in self._sides:
+                follow_settings(side.served, side.optimizer)
+        for side in self._sides:
+            if follows_rate(self.mode, side.optimizer):
+                pairs = zip(side.served.param_groups, side.optimizer.param_groups, strict=True)
+                for outer, group in pairs:
+                    outer["lr"] = group["lr"]
+        values = [
+            [v for k, v in g.items() if k != "params"]
+            for side in self._sides
+            for g in side.served.param_groups
+        ]
         if any(isinstance(v, Tensor) for group in values for v in group):
-            values = [list(g.values()) for g in settings_of(self._served)]
+            values = [list(g.values()) for side in self._sides for g in settings_of(side.served)]
         if values == self._sent_settings:
             return False
         self._sent_settings = values
         return True
 
-    def _to_host(self) -> None:
+    def _to_host(self, side: OptimizerSide | None = None) -> None:
+        """What is pushed, of one optimizer or of all."""
         if self._memory.slot is not self._slot:
-            self._slot.copy_(self._memory.slot)
+            self._copy_slices(self._slot, self._memory.slot, side)
 
-    def _from_host(self) -> None:
+    def _from_host(self, side: OptimizerSide | None = None) -> None:
+        """What was fetched; where workers step by themselves, for one optimizer or for all."""
         if self._memory.base is not self._fresh:
             phase = self._lane.enter(Phase.PULL)
-            self._memory.base.copy_(self._fresh)
+            self._copy_slices(self._memory.base, self._fresh, side if self.mode.local else None)
             self._lane.enter(phase)
+
+    def _copy_slices(self, to: Tensor, of: Tensor, side: OptimizerSide | None) -> None:
+        if side is None or len(self._sides) == 1:
+            to.copy_(of)
+            return
+        for piece in side.layout.slices:
+            to[piece.start : piece.stop].copy_(of[piece.start : piece.stop])
 
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
@@ -485,8 +571,8 @@ class RunSession(Session):
         if self._group is not None and not self._replaying:
             self._group.meet("assigns its model's parameters")
             self._assign()
-            assert isinstance(self._stepper, GroupStepper)
-            self._stepper.share()
+            assert self._group_stepper is not None
+            self._group_stepper.share()
         else:
             self._assign()
 
@@ -511,7 +597,9 @@ class RunSession(Session):
         self._client.forget_private_writes()
         self._from_host()
         bind(self._parameters, tensor_views(self._memory.near, self._layout))
-        self._stepper.overwritten()
+        for side in self._sides:
+            side.version = self._client.version
+            side.stepper.overwritten()
         self._untouched.accept()
 
     @contextlib.contextmanager
@@ -526,7 +614,8 @@ class RunSession(Session):
         with self._link:
             # The next push is measured from what was fetched for training: that stays as it is.
             fetched, version = self._memory.base.clone(), self._client.version
-            self._exchange(Request(push=False))
+            self._client.exchange(Kind.PULL)
+            self._follow_mode()
             self._client.settle()
             self._from_host()
             shown = self._memory.base.clone()
@@ -538,23 +627,23 @@ class RunSession(Session):
         finally:
             bind(self._parameters, tensor_views(self._memory.near, self._layout))
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self, side: OptimizerSide) -> dict[str, Any]:
         """The optimizer's state_dict, with the state from where the optimizer runs."""
         if runs_here(self.mode):
-            return self._optimizer.local_state()  # type: ignore[attr-defined, no-any-return]
+            return side.optimizer.local_state()  # type: ignore[attr-defined, no-any-return]
         book = StateBook(self._client.optimizer_state())
-        return unpack_state(book, self._infos_in_optimizer_order(), self._optimizer)
+        return unpack_state(book, side.infos(), side.optimizer)
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, side: OptimizerSide, state: dict[str, Any]) -> None:
         """Take over an optimizer state_dict, where the optimizer runs."""
         if self._replaying:
             return
         if self._group is not None and self.mode.serverless:
             self._group.meet("loads an optimizer state")
         if runs_here(self.mode):
-            self._optimizer.load_local_state(state)  # type: ignore[attr-defined]
+            side.optimizer.load_local_state(state)  # type: ignore[attr-defined]
             return
-        infos = self._infos_in_optimizer_order()
+        infos = side.infos()
         if sum(len(g["params"]) for g in state["param_groups"]) != len(infos):
             raise UsageError(
                 f"the optimizer state has {sum(len(g['params']) for g in state['param_groups'])} parameters, "
@@ -562,17 +651,12 @@ class RunSession(Session):
             )
         if self.mode.by_epoch:  # what torch's LBFGS remembers does not fit: settings only
             state = {**state, "state": {}}
-        if type(self._optimizer).__module__.startswith("torch.optim."):
-            state = as_loaded(state, infos, fused=self._fused)
-        self._client.load_optimizer_state(pack_state(state, infos))
-        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
+        if type(side.optimizer).__module__.startswith("torch.optim."):
+            state = as_loaded(state, infos, fused=side.fused)
+        self._client.load_optimizer_state(pack_state(state, infos), side.index)
+        for group, saved in zip(side.optimizer.param_groups, state["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k != "params"})
         self._sent_settings = []
-
-    def _infos_in_optimizer_order(self) -> list[TensorInfo | None]:
-        """Of the optimizer's parameters; None for those that are not trained."""
-        infos = {id(p): info for p, info in zip(self._parameters, self._layout.tensors, strict=True)}
-        return [infos.get(id(p)) for g in self._optimizer.param_groups for p in g["params"]]
 
     # --- the loader's side ------------------------------------------------------------------------
 
@@ -599,8 +683,9 @@ class RunSession(Session):
         self._follow_mode()
         if self._client.version != version:
             self._from_host()
-            if self.mode.local:
-                self._stepper.caught_up()
+            for side in self._sides if self.mode.local else ():
+                side.version = self._client.version
+                side.stepper.caught_up()
         if grant.save or self._client.save_due():
             self._relays_save = True
             self._save()
@@ -652,8 +737,8 @@ class RunSession(Session):
     def ended(self, epoch: int) -> None:
         """The script has read its last batch of this epoch."""
         self._account.read_all()
-        if isinstance(self._stepper, GroupStepper):
-            self._stepper.end_epoch(epoch)
+        if self._group_stepper is not None:
+            self._group_stepper.end_epoch(epoch)
 
     def left(self, epoch: int, *, peek: bool) -> list[int]:
         """The script stopped reading before the epoch's end."""
@@ -670,7 +755,7 @@ class RunSession(Session):
             return
         self._went_on = (self._skipping, self._resume)
         self._skipping = None
-        restore_schedulers(self._resume, self._schedulers, self._optimizer)
+        restore_schedulers(self._resume, self._schedulers, [side.optimizer for side in self._sides])
         restore_rng(self._resume)
         self._resume = {}
 
@@ -756,19 +841,22 @@ class RunSession(Session):
         phase = self._lane.enter(Phase.CHECKPOINT)
         self._client.settle()
         part = capture(
-            self._model,
+            self._models,
             self._trained,
             self._schedulers,
-            self._optimizer,
+            [side.optimizer for side in self._sides],
             self._epoch,
             with_frozen=self.rank == 0,
         )
-        part |= {f"stepper:{k}": v for k, v in self._stepper.state().items()}
+        for side in self._sides:
+            mine = f"{side.index}:" if side.index else ""
+            part |= {f"stepper:{mine}{k}": v for k, v in side.stepper.state().items()}
         if self._client.encoders is not None:
             part |= {f"encoder:{k}": v for k, v in self._client.encoders.state().items()}
         if runs_here(self.mode) and (self._group is None or self._group.is_root):
-            inner = pack_state(self.optimizer_state(), self._infos_in_optimizer_order())
-            part |= {f"inner:{k}": v for k, v in inner.items()}
+            for side in self._sides:
+                inner = pack_state(self.optimizer_state(side), side.infos())
+                part |= {f"inner:{k}": v for k, v in inner.items()}
         cut, self._cut = self._cut, 0
         with self._link:
             self._client.save(part, cut)
@@ -853,6 +941,11 @@ def _check_has_epochs(mode: ModeSpec, data: dict[str, Any] | None) -> None:
 def _without_kernel_choice(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What OptimizerSpec chose for `fused` on the servers stays."""
     return [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings]
+
+
+def _counted_on(got: Callable[[int], None], tensors: Sequence[int]) -> Callable[[int], None]:
+    """Tell `got` of a tensor by its place in the layout of the whole run."""
+    return lambda i: got(tensors[i])
 
 
 def _pin(memory: Tensor) -> None:

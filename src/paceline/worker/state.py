@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.exceptions import UsageError
 from paceline.params import settings_of
+from paceline.worker.prepared import Models
 
 __all__ = [
     "OWN_PARTS",
@@ -33,15 +34,15 @@ OWN_PARTS = ("rng:", "user:", "inner:", "stepper:", "encoder:")
 """Beginnings of the keys that are not the model's."""
 
 
-def extras_of(model: nn.Module, trained: set[str]) -> dict[str, Tensor]:
-    """What of the model's state_dict is not trained: frozen parameters and buffers.
+def extras_of(models: Models, trained: set[str]) -> dict[str, Tensor]:
+    """What of the models' state_dicts is not trained: frozen parameters and buffers.
 
     Raises:
         UsageError: one of them has no place in a checkpoint.
     """
     found: dict[str, Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if isinstance(value, Tensor) and name not in trained:
+    for name, value in models.state().items():
+        if name not in trained:
             if value.layout != torch.strided or value.is_quantized or value.dtype == torch.complex128:
                 kind = str(value.dtype if value.layout == torch.strided else value.layout)
                 raise UsageError(
@@ -53,9 +54,9 @@ def extras_of(model: nn.Module, trained: set[str]) -> dict[str, Tensor]:
     return found
 
 
-def load_extras(model: nn.Module, tensors: dict[str, Tensor], trained: set[str]) -> None:
+def load_extras(models: Models, tensors: dict[str, Tensor], trained: set[str]) -> None:
     """Start from these frozen parameters and buffers."""
-    mine = model.state_dict(keep_vars=True)
+    mine = models.state()
     with torch.no_grad():
         for name, value in tensors.items():
             if name in mine and name not in trained:
@@ -71,10 +72,10 @@ def _overwrite(tensor: Tensor, value: Tensor) -> None:
 
 
 def capture(
-    model: nn.Module,
+    models: Models,
     trained: set[str],
     schedulers: Sequence[Any],
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     epoch: int,
     *,
     with_frozen: bool,
@@ -85,9 +86,9 @@ def capture(
         epoch: the one it has begun last.
         with_frozen: frozen parameters too; they are the same on all workers, so one of them is enough.
     """
-    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - trained
+    frozen = {name for name, _ in models.named_parameters(remove_duplicate=False)} - trained
     left_out = trained if with_frozen else trained | frozen
-    found = {f"buffer:{name}": value.clone() for name, value in extras_of(model, left_out).items()}
+    found = {f"buffer:{name}": value.clone() for name, value in extras_of(models, left_out).items()}
     found["rng:epoch"] = torch.tensor(epoch)
     found["rng:torch"] = torch.get_rng_state()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -99,7 +100,7 @@ def capture(
     for k, scheduler in enumerate(schedulers):
         state = {key: _plain(v) for key, v in scheduler.state_dict().items() if _is_plain(v)}
         found[f"user:scheduler:{k}"] = _json_tensor(state)
-    found["user:settings"] = _json_tensor(settings_of(optimizer))
+    found["user:settings"] = _json_tensor([g for o in optimizers for g in settings_of(o)])
     return found
 
 
@@ -123,7 +124,7 @@ def restore_rng(tensors: dict[str, Tensor]) -> None:
 
 
 def restore_schedulers(
-    tensors: dict[str, Tensor], schedulers: Sequence[Any], optimizer: torch.optim.Optimizer
+    tensors: dict[str, Tensor], schedulers: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
     """Put prepared schedulers, and what is scheduled, where they were."""
     for k, scheduler in enumerate(schedulers):
@@ -133,7 +134,8 @@ def restore_schedulers(
             scheduler.load_state_dict({**scheduler.state_dict(), **saved})
     if schedulers and "user:settings" in tensors:
         saved_groups = _from_tensor(tensors["user:settings"])
-        for group, settings in zip(optimizer.param_groups, saved_groups, strict=False):
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for group, settings in zip(groups, saved_groups, strict=False):
             for name, value in settings.items():
                 # Flags are not scheduled: they stay the script's.
                 if name in group and isinstance(value, int | float | list) and not isinstance(value, bool):

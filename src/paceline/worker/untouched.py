@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from paceline.exceptions import UsageError
+from paceline.worker.prepared import Models
 
 __all__ = ["Untouched"]
 
@@ -16,7 +17,7 @@ _ADVICE = (
 
 
 class Untouched:
-    """Watches a prepared model.
+    """Watches prepared models.
 
     Args:
         parameters: those that are trained.
@@ -25,14 +26,16 @@ class Untouched:
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        models: Models,
+        optimizers: Sequence[torch.optim.Optimizer],
         parameters: Sequence[nn.Parameter],
         names: Sequence[str],
     ) -> None:
-        self._model, self._parameters, self._names = model, parameters, names
-        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._frozen = [(n, p) for n, p in model.named_parameters() if id(p) in given and not p.requires_grad]
+        self._models, self._parameters, self._names = models, parameters, names
+        given = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+        self._frozen = [
+            (n, p) for n, p in models.named_parameters() if id(p) in given and not p.requires_grad
+        ]
         self.accept()
 
     def accept(self) -> None:
@@ -50,7 +53,7 @@ class Untouched:
 
     def check_loaded(self) -> None:
         """UsageError if the model has other parameter objects than it was prepared with."""
-        present = {id(p) for p in self._model.parameters()}
+        present = {id(p) for _, p in self._models.named_parameters()}
         for name, p in zip(self._names, self._parameters, strict=True):
             if id(p) not in present:
                 raise UsageError(
