@@ -132,7 +132,7 @@ def test_nan_metrics_are_shown() -> None:
     status = running()
     status.workers[0].metrics = {"loss": math.nan}
     assert "nan" in drawn(status)[5]
-    assert "nan" in progress.plain_line(status, 1.0)
+    assert "nan" in progress.plain_line(status, Window(1.0))
 
 
 def test_full_picture() -> None:

@@ -44,7 +44,12 @@ def prepare(*objects: Any) -> Any:
 
 
 def log(**metrics: float) -> None:
-    """Show metrics (`paceline.log(loss=0.3)`) in the progress display and keep them with the run."""
+    """Show metrics (`paceline.log(loss=0.3)`) in the progress display and keep them with the run.
+
+    In a script without a prepared loader the name `samples` is reserved: `paceline.log(samples=32)` says how
+    many samples this worker has trained on since it logged last. They are added up, and shown as samples a
+    second. With a prepared loader samples are counted already, and `samples` is a metric like any other.
+    """
     current_session().log(metrics)
 
 

@@ -51,7 +51,7 @@ def _numbers(status: RunStatus) -> str:
     facts = [
         words.progress(status),
         words.plural(status.version, "update"),
-        f"{words.count(status.samples_per_s)} samples/s",
+        *words.rates(status, status.samples_per_s, status.steps_per_s),
         *words.trouble(status),
     ]
     return f"{text}: {', '.join(facts)}."

@@ -76,6 +76,7 @@ _KEPT_STATUS = (
     "messages",
     "lost_updates",
     "samples_before",
+    "steps_before",
     "startup_s",
     "takeovers",
     "ended_early",
@@ -182,6 +183,7 @@ class Controller(Steering):
             lead = load(resume).meta["lead"]
             self._version_before = lead["machine"]["version"]
             self.status.samples_before = lead["samples"]
+            self.status.steps_before = sum(lead["machine"]["clocks"].values())
 
     def run(self) -> RunStatus:
         """Run to the end and return the final status. Ctrl-C, SIGTERM and SIGHUP stop the run in order.

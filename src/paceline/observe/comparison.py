@@ -93,6 +93,7 @@ def compare(runs: Sequence[ComparedRun]) -> list[Row]:
         _row(
             "samples a second", runs, lambda each: each.run.status.samples_per_s or None, words.count, "high"
         ),
+        _row("steps a second", runs, _steps_per_s, words.count, "high"),
     ]
     names = dict.fromkeys(name for each in runs for name in each.run.status.metrics)
     for name in names:
@@ -114,6 +115,11 @@ def compare(runs: Sequence[ComparedRun]) -> list[Row]:
         Row("limited by", tuple(each.diagnosis.limit for each in runs)),
     ]
     return [row for row in rows if any(cell != "–" for cell in row.cells)]
+
+
+def _steps_per_s(each: ComparedRun) -> float | None:
+    """Of runs without a prepared loader: of the others the samples count, whatever a batch has."""
+    return None if each.run.status.loader else each.run.status.steps_per_s or None
 
 
 def comparison_page(runs: Sequence[ComparedRun]) -> str:

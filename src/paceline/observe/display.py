@@ -99,7 +99,7 @@ def picture(
     lines: list[RenderableType] = [_headline(status, width)]
     if status.version:
         facts = [
-            f"{words.count(window.samples_per_s)} samples/s",
+            *words.rates(status, window.samples_per_s, window.steps_per_s),
             f"version {words.count(status.version)}",
             words.staleness(status),
             *(_run_wide(status, window) if full else ()),

@@ -48,7 +48,10 @@ def key_figures(run: RunData, facts: Facts, state: str | None = None) -> list[tu
     status = run.status
     lasted = status.elapsed_s or facts.seconds
     figures = [("state", state or status.state), ("duration", words.duration(lasted))]
-    figures.append(("samples a second", words.count(status.samples_per_s)))
+    if not status.loader:
+        figures.append(("steps a second", words.count(status.steps_per_s)))
+    if status.loader or status.samples:
+        figures.append(("samples a second", words.count(status.samples_per_s)))
     figures += [(name, words.metric(value)) for name, value in list(status.metrics.items())[:4]]
     figures.append(("idleness", words.percent(facts.idleness if _timed(facts) else status.idleness)))
     staleness = facts.staleness or Counter(status.staleness)

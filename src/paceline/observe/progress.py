@@ -111,7 +111,7 @@ class Progress:
         if self._live:
             self._open().draw(status, self._window)
         else:
-            self._write(plain_line(status, self._window.samples_per_s))
+            self._write(plain_line(status, self._window))
 
     @_guarded
     def print_line(self, text: str) -> None:
@@ -153,11 +153,12 @@ class Progress:
         self._stream.flush()
 
 
-def plain_line(status: RunStatus, rate: float) -> str:
-    """A status in one line, for logs and pipes."""
+def plain_line(status: RunStatus, window: Window) -> str:
+    """A status in one line, for logs and pipes; rates are the window's."""
     parts = [f"{words.clock(status.elapsed_s)} {status.state}", *words.saving(status)]
     if status.version:
-        parts += [words.progress(status), f"{words.count(rate)} samples/s"]
+        parts.append(words.progress(status))
+        parts += words.rates(status, window.samples_per_s, window.steps_per_s)
         parts.append(f"version {words.count(status.version)}")
         parts.append(words.staleness(status))
         parts += [f"{name} {words.metric(value)}" for name, value in status.metrics.items()]

@@ -103,6 +103,8 @@ def summary_of(
         "samples_before": status.samples_before,
         "samples_per_s": status.samples_per_s,
         "samples_per_epoch": status.samples_per_epoch,
+        "steps": status.steps,
+        "steps_per_s": status.steps_per_s,
         "parameters": status.parameters,
         "metrics": status.metrics,
         "idleness": facts.idleness if timed else status.idleness,

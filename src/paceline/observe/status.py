@@ -112,6 +112,12 @@ class RunStatus:
     samples_before: int = 0
     """Those of `samples` that were applied before this start of the run (resume)."""
     samples_per_epoch: int | None = None
+    loader: bool = True
+    """Whether the script has a prepared loader; without one, samples are those that it logs."""
+    stream: bool = False
+    """Whether that loader's data are a stream (IterableDataset)."""
+    steps_before: int = 0
+    """Steps of all workers before this start of the run (resume)."""
     parameters: int = 0
     workers: dict[int, WorkerStatus] = field(default_factory=dict)
     servers: dict[int, ServerStatus] = field(default_factory=dict)
@@ -161,7 +167,10 @@ class RunStatus:
         self.staleness = {int(k): int(v) for k, v in told["staleness"].items()}
         self.leases = told["leases"]
         self.earlier_epochs = told["earlier_epochs"]
-        self.samples_per_epoch = (told.get("data") or {}).get("samples")
+        data = told.get("data") or {}
+        self.samples_per_epoch = data.get("samples")
+        self.loader = bool(data) or not self.parameters  # not known before there is a model
+        self.stream = bool(data.get("stream"))
         for rank, clock in told["clocks"].items():
             # A checkpoint of more workers may have clocks of ranks that this run has not.
             if (known := self.workers.get(int(rank))) is not None:
@@ -177,6 +186,17 @@ class RunStatus:
         """Mean throughput of this start of the run, once it trains."""
         trained_s = self.elapsed_s - self.startup_s
         return (self.samples - self.samples_before) / trained_s if trained_s > 0 else 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps of all workers together."""
+        return sum(worker.clock for worker in self.workers.values())
+
+    @property
+    def steps_per_s(self) -> float:
+        """Mean number of steps of all workers a second in this start of the run, once it trains."""
+        trained_s = self.elapsed_s - self.startup_s
+        return max(0, self.steps - self.steps_before) / trained_s if trained_s > 0 else 0.0
 
     @property
     def epoch_share(self) -> float | None:

@@ -118,6 +118,7 @@ class Window:
         self._past: deque[_Moment] = deque()
         self._trained_s = 0.0
         self._resumed = 0
+        self._resumed_steps = 0
 
     def see(self, status: RunStatus) -> None:
         """Take a newer status."""
@@ -138,6 +139,7 @@ class Window:
             self._past = deque([*list(past)[:-1:2], now])
         self._trained_s = status.elapsed_s - status.startup_s
         self._resumed = status.samples_before
+        self._resumed_steps = status.steps_before
 
     @property
     def whole(self) -> bool:
@@ -156,6 +158,11 @@ class Window:
         first, last = self._ends()
         before = self._resumed if self.whole else first.samples
         return max(0, last.samples - before) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Of all workers together."""
+        return sum(self.worker(rank).steps_per_s for rank in self._ends()[1].workers)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -180,7 +187,7 @@ class Window:
             return WorkerRates()
         zeros = (0, 0.0, 0.0, 0, 0)
         clock, step_s, wait_s, out, back = _grown(last.workers[rank], first.workers.get(rank, zeros))
-        if self.whole and self._resumed:
+        if self.whole and (self._resumed or self._resumed_steps):
             clock = 0  # it goes on from where the run was stopped, and who knows when that was
         phases = _all_grown(last.phases[rank], first.phases.get(rank, {}))
         if not last.phases[rank]:

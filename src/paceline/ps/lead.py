@@ -231,7 +231,7 @@ class Lead:
                 return self.ballot.vote(worker, number, who, wants)
             case "stop":
                 return self.ballot.stop(arguments[0])
-            case "verdicts" | "order":
+            case "verdicts" | "order" | "count":
                 return getattr(self, name)(*arguments)
             case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled":
                 return getattr(self, name)(*arguments)
@@ -605,6 +605,10 @@ class Lead:
                 "set_epoch(epoch) from which its order follows, or let it draw from a torch.Generator, numpy "
                 "Generator or random.Random that is an attribute of it: Paceline seeds those for every epoch."
             )
+
+    def count(self, samples: int) -> None:
+        """A script without a prepared loader has trained on so many samples."""
+        self.totals.samples += samples
 
     def skip(self, worker: int, leases: Sequence[int], samples: int) -> None:
         """A worker's script read these leases, and samples without a lease, and made no step with them."""

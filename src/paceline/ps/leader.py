@@ -405,7 +405,7 @@ class LeadServer(Placing):
         peer.residual = field(body, "residual", float, peer.residual)
         if "refused" in body:
             self._do("refuse", peer.worker, field(body, "refused", list))
-        self._hear_skipped(peer, body)
+        self._hear_account(peer, body)
         if field(body, "carries", str, "slot") == "parameters":
             self._take_parameters(peer)
         if void:
@@ -428,14 +428,17 @@ class LeadServer(Placing):
         if self._lead.sick:
             self._quarantine()
 
-    def _hear_skipped(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
-        """Batches that a worker's script read and made no step with come with its next message."""
+    def _hear_account(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
+        """Batches that a worker's script read and made no step with come with its next message, and so do
+        samples that a script without a loader has counted."""
+        if (logged := field(body, "logged", int, 0)) > 0:
+            self._do("count", logged)
         if "skipped" in body:
             leases, samples = field(body, "skipped", list), field(body, "skipped_samples", int, 0)
             self._do("skip", peer.worker, leases, samples)
 
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
-        self._hear_skipped(self._peer(connection), frame.body)
+        self._hear_account(self._peer(connection), frame.body)
         super()._on_bye(connection, frame)
 
     def _tell_mixed(self) -> None:
@@ -511,7 +514,7 @@ class LeadServer(Placing):
         for name in ("give_back", "carry"):
             if name in body:
                 self._do(name, peer.worker, field(body, name, list))
-        self._hear_skipped(peer, body)
+        self._hear_account(peer, body)
         if "order" in body:
             drawn = field(body, "order", list)
             if len(drawn) != 2 or not all(isinstance(each, str) for each in drawn):

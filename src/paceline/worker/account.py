@@ -16,6 +16,7 @@ wrappers read one batch ahead. After a step, and until the next batch is read, f
 second optimizer, say) belong to the batch that was covered.
 """
 
+import threading
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -68,6 +69,8 @@ class Account:
         # In a group: of rows with fewer samples than members, some members compute what others account for.
         self._borrowed: set[int] = set()
         self._refused: list[int] = []
+        self._logged = 0
+        self._logging = threading.Lock()  # a thread may push
 
     # --- what the script does -----------------------------------------------------------------------
 
@@ -204,6 +207,19 @@ class Account:
         """Leases of steps that a group did not make, to be told with a push."""
         refused, self._refused = self._refused, []
         return refused
+
+    # --- without a prepared loader ----------------------------------------------------------------
+
+    def log_samples(self, samples: int) -> None:
+        """The script says that it has trained on so many."""
+        with self._logging:
+            self._logged += samples
+
+    def take_logged(self) -> int:
+        """Samples that the script has logged, to be told once."""
+        with self._logging:
+            logged, self._logged = self._logged, 0
+        return logged
 
     # --- in a group -------------------------------------------------------------------------------
 

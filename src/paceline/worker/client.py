@@ -487,15 +487,15 @@ class Client(Links):
             with self._losing(connection):
                 self._send(connection, Kind.SAVED, body, [blob])
 
-    def bye(self, skipped: dict[str, Any] | None = None) -> None:
+    def bye(self, last: dict[str, Any] | None = None) -> None:
         """Leave in order: the script has ended, or the run wanted it so.
 
         Args:
-            skipped: what no push covered, as in a push.
+            last: fields of the message: what no push has told.
         """
         for connection in reversed(self._links):
             with contextlib.suppress(LinkError):
-                body = {"left": True} if self.leave_due else skipped or {}
+                body = {"left": True} if self.leave_due else last or {}
                 self._send(connection, Kind.BYE, body)
         self.close()
 

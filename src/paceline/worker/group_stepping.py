@@ -132,9 +132,12 @@ class GroupStepper(Stepper):
             missing=missing,
             cut=cut,
             stop=self._run.stop_told(),
+            logged=self._account.take_logged(),
         )
         if facts[0]["stop"]:
             self._run.end_early()
+        if self._group.is_root:  # whose pushes tell it
+            self._account.log_samples(sum(fact["logged"] for fact in facts))
         heavy = [fact for fact in facts if fact["counts"]]
         known = all(fact["samples"] > 0 for fact in heavy)
         self._account.agreed(sum(fact["samples"] for fact in heavy))

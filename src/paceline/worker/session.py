@@ -153,6 +153,7 @@ class RunSession(Session):
         self._untouched = Untouched(self._models, got.optimizers, parameters, names)
         self._trained = {*names} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
+        self._has_loader = data is not None
         if self.mode.by_epoch or self.mode.batches == "speed":
             _check_has_epochs(self.mode, data)
         self._client = self._reach_servers()
@@ -505,6 +506,8 @@ class RunSession(Session):
             body["norm"] = side.stepper.slot_norm()
         if refused := self._account.take_refused():
             body["refused"] = refused
+        if logged := self._account.take_logged():
+            body["logged"] = logged
         if request.covers_step:  # else it may be another thread's, and the account is this one's
             body |= _as_told(self._account.take_skipped())
         return body
@@ -879,6 +882,9 @@ class RunSession(Session):
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
+        if "samples" in metrics and self.prepared and not self._has_loader:
+            metrics = dict(metrics)
+            self._account.log_samples(_whole(metrics.pop("samples")))
         self._reporter.log(metrics, self._clock)
 
     def _report(self) -> None:
@@ -914,7 +920,21 @@ class RunSession(Session):
             if self._group is not None:
                 self._group.close()
             self._lane.enter(Phase.IDLE)
-            self._client.bye(_as_told(self._account.take_skipped(ending=True)))
+            last = _as_told(self._account.take_skipped(ending=True))
+            if logged := self._account.take_logged():
+                last["logged"] = logged
+            self._client.bye(last)
+
+
+def _whole(samples: Any) -> int:
+    """Of log(samples=…)."""
+    if not float(samples).is_integer() or samples < 0:
+        raise UsageError(
+            f"paceline.log(samples={samples!r:.40}): without a prepared loader `samples` counts what this "
+            "worker trained on since it logged last, and must be a whole number. Log other figures by "
+            "another name."
+        )
+    return int(samples)
 
 
 def _as_told(skipped: Skipped) -> dict[str, Any]:
