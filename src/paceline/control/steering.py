@@ -81,6 +81,13 @@ class Steering:
                 f"in mode {mode} the workers are agreed on when the run begins: stop it, and `paceline "
                 f"resume` it with --workers {workers}"
             )
+        if workers != len(self._machine.working) and self.status.stream:
+            raise UsageError(
+                "the run's data are a stream (IterableDataset). Every worker counts out its part of it for "
+                f"{len(self._machine.working)} workers, from the first batch on; with another number, "
+                f"batches would be lost or done twice. Stop it, and `paceline resume` it with --workers "
+                f"{workers} (which begins its epoch again), or make the data a map-style data set"
+            )
         mode.check(workers)
         if data is not None and data < workers:
             raise UsageError(f"{workers} workers but only {data} samples: every worker needs at least one")
