@@ -235,11 +235,12 @@ def test_a_report_that_comes_after_the_exit_was_noticed_counts_as_well():
 def test_the_same_error_of_a_worker_again_before_a_step_fails_the_run_with_its_traceback():
     machine = started()
     out_of_memory(machine, "worker:1")
+    machine.stepped(1, 9)  # not enough to say that it has passed
     assert out_of_memory(machine, "worker:1") == [End()]
     role, message, traceback = machine.error
     assert (role, traceback) == ("worker:1", "line 3")
     assert message == (
-        "MemoryError: no memory (it was replaced, and failed like this again before any step was made)"
+        "MemoryError: no memory (it was replaced, and failed like this again before 10 steps were made)"
     )
 
 
@@ -247,7 +248,7 @@ def test_the_same_error_again_after_steps_is_another_restart_up_to_their_number(
     machine = started(max_restarts=2)
     for incarnation in (1, 2):
         assert out_of_memory(machine, "worker:1")[-1] == Launch("worker", 1, incarnation)
-        machine.stepped(1)
+        machine.stepped(1, 10)
     assert out_of_memory(machine, "worker:1") == [End()]
     assert "after 2 restarts, and --max-restarts is 2" in machine.error[1]
     assert machine.error[2] == "line 3"
@@ -258,7 +259,7 @@ def test_the_same_error_of_every_worker_fails_the_run_and_another_error_does_not
     out_of_memory(machine, "worker:0")
     out_of_memory(machine, "worker:1")
     assert out_of_memory(machine, "worker:2", "OSError")[-1] == Launch("worker", 2, 1)
-    machine.stepped(0)  # it has passed there
+    machine.stepped(0, 10)  # it has passed there
     assert out_of_memory(machine, "worker:2")[-1] == Launch("worker", 2, 2)
     assert out_of_memory(machine, "worker:0") == [End()]
     assert machine.error[1] == "MemoryError: no memory (every worker failed like this)"
@@ -285,7 +286,7 @@ def test_a_server_that_fails_of_what_may_pass_goes_as_one_that_crashed():
     assert note.text.startswith("server:0 failed: MemoryError: no memory; others hold copies of all it held")
     assert lost == LostServer(0, 1) and launch == Launch("server", 0, 1)
     assert machine.exited("server", 0, 0, ending_of(1, None)) == []
-    machine.stepped(0)
+    machine.stepped(0, 10)
     machine.server_ready(0)
     machine.whole({0, 1})
     assert out_of_memory(machine, "server:0")[1] == LostServer(0, 1), "steps were made: it may pass again"
@@ -408,7 +409,7 @@ def _check_random_life(rng: random.Random) -> None:
             "lost": lambda r=rank: machine.failed(f"worker:{r}", "lost", "", cause=Cause.LOST_LINK),
             "error": lambda r=rank: machine.failed(f"worker:{r}", "error", "", cause=Cause.USER_ERROR),
             "memory": lambda r=rank: out_of_memory(machine, f"worker:{r}"),
-            "stepped": lambda r=rank: machine.stepped(r) or [],
+            "stepped": lambda r=rank: machine.stepped(r, 10) or [],
             "patience": machine.patience_over,
             "stop": machine.stop_requested,
             "saved": lambda: machine.saved(rng.choice([None, "no"])),
@@ -480,7 +481,7 @@ def _happen(machine: RunMachine, kind: str, rank: int, server: int, rng: random.
         case "memory":
             return out_of_memory(machine, rng.choice([f"worker:{rank}", f"server:{server}"]))
         case "stepped":
-            machine.stepped(rank)
+            machine.stepped(rank, 10)
             return []
         case "lost":
             return machine.failed(f"worker:{rank}", "lost", "", cause=Cause.LOST_LINK)

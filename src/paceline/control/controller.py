@@ -600,6 +600,7 @@ class Controller(Steering):
                 self._record({"kind": "error", "role": name, **body})
             if role == "worker":
                 self.status.workers[rank].state = "failed"
+                self._machine.stepped(rank, int(body.get("clock", 0)))
             self._do(
                 self._machine.failed(
                     name,
@@ -636,8 +637,7 @@ class Controller(Steering):
         if role == "worker":
             worker = status.workers[rank]
             worker.hear(body)
-            if body.get("clock"):
-                self._machine.stepped(rank)
+            self._machine.stepped(rank, int(body.get("clock", 0)))
             self._check_spans(body)
             if "note" in body:
                 self._note(str(body["note"]))

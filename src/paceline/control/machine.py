@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 _STOPPING = "stopping: a checkpoint is written first (Ctrl-C again to stop without it)"
+_PROGRESS = 10
+"""Steps after which a replaced worker is taken to do better than the one before."""
 _LONG = 300
 """Longest part of an error's message that a note repeats."""
 
@@ -208,7 +210,7 @@ class RunMachine:
         self._broken: set[str] = set()
         """Those of them that lost a link."""
         self._errors: dict[str, str] = {}
-        """Roles that failed of an error that may pass, and have made no step since: the kind of error."""
+        """Roles that failed of an error that may pass, and made no progress since: the kind of error."""
 
     def snapshot(self) -> dict[str, Any]:
         """All that has happened, as plain JSON: a machine for the same plan goes on there (`restore`)."""
@@ -590,15 +592,17 @@ class RunMachine:
     def _hopeless(self, role: str, error: str) -> str:
         """Why another process would fail of the same error, too; empty if it may do better."""
         if self._errors.get(role) == error:
-            return "it was replaced, and failed like this again before any step was made"
+            return f"it was replaced, and failed like this again before {_PROGRESS} steps were made"
         workers = {f"worker:{rank}" for rank in self.working if rank not in self.finished}
         failed = {name for name in workers if self._errors.get(name) == error} | {role}
         if len(workers) > 1 and workers <= failed:
             return "every worker failed like this"
         return ""
 
-    def stepped(self, rank: int) -> None:
-        """A worker makes steps: what it failed of before, or the servers did, has passed."""
+    def stepped(self, rank: int, steps: int) -> None:
+        """A worker's process has made this many steps. After some, what it or a server failed of has passed."""
+        if steps < _PROGRESS:
+            return
         for name in [name for name in self._errors if name.startswith("server:")]:
             del self._errors[name]
         self._errors.pop(f"worker:{rank}", None)

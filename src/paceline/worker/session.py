@@ -874,11 +874,11 @@ class RunSession(Session):
         self._lane.enter(phase)
 
     def progress(self) -> dict[str, int]:
-        """How far the run is, as this worker knows: updates and samples applied."""
+        """How far the run is, as this worker knows (updates and samples applied), and its own steps."""
         if not self.prepared:
             return {}
-        known = {"version": self.version(), **self._client.last_admit}
-        return {name: int(known[name]) for name in ("version", "samples") if name in known}
+        known = {"version": self.version(), **self._client.last_admit, "clock": self._clock}
+        return {name: int(known[name]) for name in ("version", "samples", "clock") if name in known}
 
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
