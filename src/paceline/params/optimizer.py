@@ -131,7 +131,9 @@ class OptimizerSpec:
                 )
         return cls(
             target=target,
-            groups=tuple(_with_fused(kind, g) for g in settings_of(optimizer)),
+            groups=tuple(
+                _with_fused(kind, {**g, **_set_when_made(optimizer)}) for g in settings_of(optimizer)
+            ),
             whole_tensors=whole,
         )
 
@@ -220,6 +222,14 @@ def _load(target: str, allowed: Collection[str]) -> Any:
     if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
         raise UsageError(f"{target!r} is not a torch.optim.Optimizer class.")
     return kind
+
+
+def _set_when_made(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Settings that the constructor takes from its arguments for all groups, whatever the groups say."""
+    if isinstance(optimizer, torch.optim.Adagrad):
+        name = "initial_accumulator_value"
+        return {name: _plain(name, optimizer.defaults[name])}
+    return {}
 
 
 def _with_fused(kind: type, group: dict[str, Any]) -> dict[str, Any]:

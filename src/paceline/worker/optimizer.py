@@ -144,10 +144,17 @@ def as_loaded(state: dict[str, Any], infos: Sequence[TensorInfo | None], *, fuse
 def unpack_state(
     book: StateBook, infos: Sequence[TensorInfo | None], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """The inverse of `pack_state`: torch's state_dict, with the optimizer's present settings."""
+    """The inverse of `pack_state`: torch's state_dict, with the optimizer's present settings.
+
+    Adagrad gives every parameter a state when it is made. Parameters that are not trained keep theirs in the
+    worker's own optimizer, and it is found there.
+    """
     state: dict[int, dict[str, Any]] = {}
-    for index, info in enumerate(infos):
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, (p, info) in enumerate(zip(given, infos, strict=True)):
         if info is None:
+            if own := optimizer.state.get(p):
+                state[index] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()}
             continue
         kept: dict[str, Any] = {}
         for what in book.kinds(info.name):
