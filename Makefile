@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n 2 --dist worksteal
 BENCHMARKS ?= exchange overhead startup
 RESULTS := benchmarks/results
+# Where the random scripts of `make slow` begin: others every time, unless it is given.
+PACELINE_SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+PACELINE_SEED := $(PACELINE_SEED)
 SEEDS ?= 0-1999
 
 # The first interpreter that is new enough and can make a virtual environment.
@@ -57,8 +60,9 @@ browser: $(VENV)/.dev ## the report in headless Chromium; installs Debian's if t
 		|| { sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; $$sudo apt-get update && $$sudo apt-get install -y chromium; }
 	PACELINE_ARTIFACTS=artifacts $(BIN)/python -m pytest -m browser tests/browser
 
-slow: $(VENV)/.dev ## tests that take longer than the fast suite can wait for
-	$(BIN)/python -m pytest -m slow
+slow: $(VENV)/.dev ## longer tests, among them 10,000 random scripts (PACELINE_SEED=n repeats); failing ones in artifacts/
+	@echo "make slow: PACELINE_SEED=$(PACELINE_SEED)"
+	PACELINE_SEED=$(PACELINE_SEED) PACELINE_ARTIFACTS=artifacts $(BIN)/python -m pytest $(PYTEST_ARGS) -m slow
 
 clean: ## back to a fresh clone; runs/ and benchmarks/results/ stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,106 @@
+"""What a script records, and how two records differ."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["different_bits", "far_apart"]
+
+Record = dict[str, Any]
+
+_KERNELS = ("fused", "foreach")
+"""Settings that say how to compute and not what: servers choose by themselves."""
+
+TOLERANCE = 1e-10
+
+
+def different_bits(expected: Record, got: Record) -> str | None:
+    """The first thing that differs in any bit; None if everything is the same."""
+    mine, theirs = dict(_leaves(expected)), dict(_leaves(got))
+    if mine.keys() != theirs.keys():
+        missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+        return f"missing: {missing[:8]}; extra: {extra[:8]}"
+    for name, value in mine.items():
+        if _bits(value) != _bits(theirs[name]):
+            return f"{name}: expected {_shown(value)}, got {_shown(theirs[name])}"
+    return None
+
+
+def far_apart(expected: Record, got: list[Record], buffers: bool = False) -> str | None:
+    """How the workers of a run differ from one process with the whole batch; None if only by rounding.
+
+    Args:
+        got: the records of all workers.
+    """
+    for rank, record in enumerate(got):
+        for part in ("evaluations", "optimizers", "rates"):
+            if found := _far(part, expected[part], record[part]):
+                return f"worker {rank}: {found}"
+        own = expected["buffers"].keys() if not buffers else ()
+        for name, value in expected["model"].items():
+            if name not in own and (found := _far(f"model.{name}", value, record["model"][name])):
+                return f"worker {rank}: {found}"
+    return _far("losses", expected["losses"], _together([record["losses"] for record in got]))
+
+
+def _together(losses: list[list[list[float]]]) -> list[list[float]]:
+    """The losses of the whole batches, from those of their parts."""
+    parts: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+    for of_worker in losses:
+        for epoch, i, samples, loss in of_worker:
+            parts[int(epoch), int(i)].append((int(samples), loss))
+    found = []
+    for (epoch, i), each in sorted(parts.items()):
+        samples = sum(n for n, _ in each)
+        found.append([epoch, i, samples, sum(n * loss for n, loss in each) / samples])
+    return found
+
+
+def _far(name: str, expected: Any, got: Any) -> str | None:
+    mine, theirs = dict(_leaves(expected, name)), dict(_leaves(got, name))
+    if mine.keys() != theirs.keys():
+        missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+        return f"missing: {missing[:8]}; extra: {extra[:8]}"
+    for key, value in mine.items():
+        other = theirs[key]
+        if isinstance(value, Tensor | float | int) and not isinstance(value, bool):
+            a, b = torch.as_tensor(value, dtype=torch.float64), torch.as_tensor(other, dtype=torch.float64)
+            if a.shape != b.shape:
+                return f"{key}: expected shape {tuple(a.shape)}, got {tuple(b.shape)}"
+            close = torch.isclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+            if not close.all():
+                by = (a - b).abs().max().item()
+                return f"{key}: expected {_shown(value)}, got {_shown(other)} (differs by {by:.3g})"
+        elif value != other:
+            return f"{key}: expected {value!r}, got {other!r}"
+    return None
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key not in _KERNELS:
+                yield from _leaves(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        yield f"{name}#", len(value)
+        for number, each in enumerate(value):
+            yield from _leaves(each, f"{name}[{number}]")
+    else:
+        yield name, value
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        return str(plain.dtype), tuple(plain.shape), plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, float):
+        return "float", value.hex()
+    return type(value).__name__, value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value.tolist() if isinstance(value, Tensor) else value)
+    return text if len(text) < 200 else text[:200] + "…"

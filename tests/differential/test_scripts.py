@@ -1,0 +1,123 @@
+"""Random training scripts: plain PyTorch, `prepare` alone and real runs agree.
+
+The fast suite tries the same 200 scripts every time. `make slow` tries 10,000 others, from a seed that it
+draws and prints; `make slow PACELINE_SEED=n` repeats it. A script that fails is shrunk, printed, and kept as
+a file (under PACELINE_ARTIFACTS, else in the test's temporary directory).
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from paceline.params import fused
+from tests.differential.description import NOT_YET, Case, cases
+from tests.differential.harness import Disagreement, Harness, script_in_process
+from tests.differential.records import different_bits
+from tests.differential.source import script_of
+
+FAST_TESTS, FAST_CASES = 8, 25
+SLOW_TESTS, SLOW_CASES = 200, 50
+
+SEED = int(os.environ.get("PACELINE_SEED", "0"))
+
+
+def explore(harness: Harness, number: int, count: int) -> None:
+    """Check so many cases of one seed."""
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        derandomize=False,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases())
+    def agree(case: Case) -> None:
+        harness.check(case)
+
+    print(f"seed {number} (PACELINE_SEED={SEED}), {count} cases")
+    agree()
+
+
+@pytest.mark.timeout(400)  # for shrinking; a clean pass takes a tenth of it
+@pytest.mark.parametrize("number", range(FAST_TESTS))
+def test_generated_scripts_agree(harness: Harness, number: int) -> None:
+    explore(harness, number, FAST_CASES)
+    assert harness.checked >= FAST_CASES * 0.9, "too few of the cases are comparable"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("number", range(SLOW_TESTS))
+def test_many_generated_scripts_agree(harness: Harness, number: int) -> None:
+    explore(harness, SEED + 1000 + number, SLOW_CASES)
+
+
+# --- the harness itself -------------------------------------------------------------------------------
+
+
+def wrong_rate(optimizer: torch.optim.Optimizer) -> None:
+    """Kernels chosen as they ought to be, and a learning rate that is wrong by one bit in the middle."""
+    fused.use_fused(optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] *= 1 + 2**-20
+
+
+def test_harness_finds_a_wrong_learning_rate(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.worker.alone.use_fused", wrong_rate)
+    with pytest.raises(Disagreement, match=r"alone differs from plain PyTorch: losses"):
+        harness.check(Case(samples=12))
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [("asp", "one asp worker differs"), ("bsp", "two bsp workers differ from the whole batch")],
+)
+def test_harness_finds_a_run_that_computes_something_else(harness: Harness, way: str, told: str) -> None:
+    case = Case(way=way, samples=12, batch=2).legal()
+    source = script_of(case).replace(
+        "RANK = paceline.rank()",
+        'RANK = paceline.rank()\n    model.head.bias.data[0] += 1e-6 * (HOW == "run")',
+    )
+    found = harness.disagreement(source, way=way, world=case.world)
+    assert found is not None and told in found
+
+
+def test_failing_script_is_kept_as_a_file_that_runs(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.worker.alone.use_fused", wrong_rate)
+    with pytest.raises(Disagreement) as raised:
+        harness.check(Case(blocks=("tied",), samples=12))
+    kept = harness.kept.read_text()
+    assert str(harness.kept) in str(raised.value)
+    assert kept in str(raised.value)
+    monkeypatch.undo()
+    plain, alone = (script_in_process(kept, how)["RESULT"] for how in ("plain", "alone"))
+    assert different_bits(plain, alone) is None
+
+
+@pytest.mark.parametrize("change", [{"losses": [[0, 0, 4, 0.1]]}, {"random": torch.zeros(3)}, {"rates": []}])
+def test_records_differ_in_any_part(change: dict[str, object]) -> None:
+    record = {"losses": [[0, 0, 4, 0.2]], "random": torch.ones(3), "rates": [0.1]}
+    assert different_bits(record, dict(record)) is None
+    assert different_bits(record, {**record, **change}) is not None
+
+
+def test_choices_that_are_left_out_are_not_generated() -> None:
+    for left_out, reason in NOT_YET.items():
+        name, _, value = left_out.partition("=")
+        assert reason
+        if name == "blocks":
+            assert value not in Case(blocks=(value,)).legal().blocks
+        else:
+            kind: Callable[[str], object] = type(getattr(Case(), name))
+            given = value == "True" if kind is bool else kind(value)
+            assert str(getattr(Case(**{name: given}).legal(), name)) != value
