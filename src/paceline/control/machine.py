@@ -600,7 +600,7 @@ class RunMachine:
         return ""
 
     def stepped(self, rank: int, steps: int) -> None:
-        """A worker's process has made this many steps. After some, what it or a server failed of has passed."""
+        """A worker's process has made this many steps. After ten, earlier failures have passed."""
         if steps < _PROGRESS:
             return
         for name in [name for name in self._errors if name.startswith("server:")]:
