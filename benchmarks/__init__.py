@@ -8,6 +8,7 @@ Each prints our median, the peer's, the ratio and the least ratio that we promis
 exchange    push + SGD step + pull, against what else moves gradients on one host
 overhead    a training step with Paceline, against the plain loop and DDP
 tls         the same exchange and the same training with encrypted links
+checksum    what a checksum of payloads would cost on TCP links without TLS
 startup     command to first finished step, against torchrun
 protection  training with checks, spans and checkpoints, against the same without
 chaos/      the fault matrix: what a death, a stop, a full disk, … costs; and what it costs peers

@@ -416,3 +416,16 @@ def test_a_frame_sent_behind_a_stream_that_stops_short_is_not_read_as_its_payloa
             a.send_streamed(Kind.ADMIT, {}, making(), [memoryview(bytes(205))])
         with pytest.raises(LinkError, match="closed the link in the middle of a frame"):
             b.read_blob(b.receive(), 1000)
+
+
+def test_the_tag_covers_header_and_message_and_not_the_payload() -> None:
+    """What docs/security.md says is not promised: with TLS a payload is checked, too (test_tls.py)."""
+    with linked("tcp") as (a, b):
+        data = frames.encode(Kind.PUSH, {"n": 1}, sequence=0, payload_bytes=4, key=KEYS.send)
+        a.sock.sendall(data + b"abcd")
+        assert b.read_blob(b.receive(), 4) == b"abcd"
+        damaged = bytearray(frames.encode(Kind.PUSH, {"n": 1}, sequence=1, payload_bytes=4, key=KEYS.send))
+        damaged[-2] ^= 1
+        a.sock.sendall(bytes(damaged) + b"abcd")
+        with pytest.raises(FrameError, match="wrong tag"):
+            b.receive()

@@ -8,7 +8,7 @@
 | `stop` | it gets SIGSTOP, and SIGCONT after the time that is given, if one is |
 | `slow` | it takes so much longer |
 | `nan`, `huge` | the gradient is NaN, or 10⁴ times what it was (workers) |
-| `flip`, `cut`, `hangup` | a bit of the next frame is flipped, or the link ends within it, or behind it |
+| `flip`, `cut`, `hangup` | a bit of the next message is flipped, or the link ends within it, or behind it |
 | `drop`, `duplicate`, `reorder` | the next frame is lost, comes twice, or after the one behind it |
 | `delay` | the next frame leaves so much later |
 | `full` | the disk is full while it writes its part of the n-th checkpoint (servers) |

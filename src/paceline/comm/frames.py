@@ -6,7 +6,7 @@ A frame is a header of fixed size, a JSON object, and (for some kinds) raw bytes
 
 The tag is a keyed BLAKE2b over the header and the body; each direction of a connection has its own
 key, and the sequence counts its frames, so no header or body can be forged, replayed or reordered.
-(Payloads are not under the tag: hashing them would cost more than moving them.) Lengths are checked
+(Payloads are not under the tag, nor under a checksum: docs/security.md says why.) Lengths are checked
 against the limits of the frame's kind before anything is allocated, the tag before the body is
 parsed.
 """
