@@ -2,6 +2,7 @@
 
 python examples/digits.py                                   # alone
 paceline run --workers 2 --servers 2 examples/digits.py     # with servers and workers
+paceline run --mode sandblaster examples/digits.py          # or in any other mode
 """
 
 import argparse
@@ -47,18 +48,24 @@ def accuracy(model: nn.Module) -> float:
 def main() -> None:
     """Train and test."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, help="default: 10; in sandblaster, where each is one step, 60")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--sgd", action="store_true", help="SGD with momentum, as in eamsgd; else Adam")
+    parser.add_argument("--lr", type=float, help="default: 0.003; with SGD 0.02")
     args = parser.parse_args()
+    epochs = args.epochs or (60 if paceline.mode().startswith("sandblaster") else 10)
 
     torch.manual_seed(0)
     model = DigitsNet()
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    optimizer: torch.optim.Optimizer
+    if args.sgd or "eamsgd" in paceline.mode():
+        optimizer = torch.optim.SGD(model.parameters(), lr=args.lr or 0.02, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=args.lr or 0.003)
     loader = DataLoader(digits(train=True), batch_size=args.batch_size, shuffle=True)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 
-    for epoch in range(args.epochs):
+    for epoch in range(epochs):
         model.train()
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images), labels)

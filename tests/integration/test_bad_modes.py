@@ -29,7 +29,7 @@ REFUSED = {
     "--mode downpuor": "mode 'downpuor': there is no such mode; did you mean downpour?",
     # Its knobs.
     "--damping dc": "mode 'bsp+damping=dc': damping corrects stale gradients, and in rounds none is stale",
-    "--mode asp --damping hard": "mode 'asp+damping=hard': damping is one of none, staleness, dynsgd, dc,",
+    "--mode asp --damping hard": "mode 'asp+damping=hard': damping is one of none, momentum, staleness,",
     "--mode easgd:4 --damping dc": "mode 'easgd:4+damping=dc': damping corrects gradients, and easgd sends",
     "--quorum 2": "mode 'bsp+quorum=2': quorum is for modes without rounds: to go on without the slowest B",
     "--mode asp --quorum 5 --workers 2": "mode asp+quorum=5 makes an update of 5 contributions, so it needs",

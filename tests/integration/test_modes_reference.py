@@ -10,6 +10,7 @@ import contextlib
 import csv
 import itertools
 import json
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -429,15 +430,35 @@ def applied_with_sgd(problem: Problem, scale: Callable[[int], float] = lambda st
     return lambda w, parts: w - problem.rates * mean_of(parts, scale)
 
 
-def applied_with_adagrad(problem: Problem) -> ServerRule:
-    """η_i = γ / √(Σ g²)."""
+def shortened(parts: list[Part]) -> float:
+    """How much of its length an update of these parts keeps by default."""
+    total = sum(part.samples for part in parts)
+    return sum(part.samples / total / (part.staleness + 1) for part in parts)
+
+
+def applied_with_less_momentum(problem: Problem, momentum: float = 0.0) -> ServerRule:
+    """The default: 1 - momentum grows with the staleness, and once it is 1 the rate shrinks."""
+    velocity: Tensor | float = 0.0
+
+    def server(w: Tensor, parts: list[Part]) -> Tensor:
+        nonlocal velocity
+        decay = (1 - momentum) / shortened(parts) if momentum else 1.0
+        velocity = max(0.0, 1 - decay) * velocity + mean_of(parts)
+        rate = 1 / max(1.0, decay) if momentum else shortened(parts)
+        return w - problem.rates * rate * velocity
+
+    return server
+
+
+def applied_with_adagrad(problem: Problem, *, plain: bool = False) -> ServerRule:
+    """η_i = γ / √(Σ g²), by default divided by the staleness and one."""
     squares = torch.zeros_like(problem.start)
 
     def server(w: Tensor, parts: list[Part]) -> Tensor:
         nonlocal squares
         g = mean_of(parts)
         squares = squares + g**2
-        return w - problem.rates * g / (squares.sqrt() + 1e-10)
+        return w - problem.rates * (1 if plain else shortened(parts)) * g / (squares.sqrt() + 1e-10)
 
     return server
 
@@ -446,17 +467,22 @@ def averaged() -> ServerRule:
     return lambda w, parts: w - mean_of(parts)
 
 
-def applied_with_nesterov() -> ServerRule:
-    """DiLoCo's outer step: lr 0.7, momentum 0.9."""
+def applied_with_nesterov(lr: float = 0.7, momentum: float = 0.9) -> ServerRule:
+    """An outer step; DiLoCo's own unless told otherwise."""
     velocity: Tensor | float = 0.0
 
     def server(w: Tensor, parts: list[Part]) -> Tensor:
         nonlocal velocity
         delta = mean_of(parts)
-        velocity = 0.9 * velocity + delta
-        return w - 0.7 * (delta + 0.9 * velocity)
+        velocity = momentum * velocity + delta
+        return w - lr * (delta + momentum * velocity)
 
     return server
+
+
+def applied_with_what_fits_4_steps() -> ServerRule:
+    part = math.log(4) / math.log(500)
+    return applied_with_nesterov(1 - 0.3 * part, 0.9 * part)
 
 
 def drawn_together(alpha: float) -> ServerRule:
@@ -492,6 +518,7 @@ def gap_aware(problem: Problem) -> ServerRule:
 
 DAMPED: dict[str, Callable[[Problem], ServerRule]] = {
     "none": applied_with_sgd,
+    "momentum": applied_with_less_momentum,
     "staleness": lambda problem: applied_with_sgd(problem, lambda tau: 1 / tau if tau else 1.0),
     "dynsgd": lambda problem: applied_with_sgd(problem, lambda tau: 1 / (tau + 1)),
     "dc": delay_compensated,
@@ -527,6 +554,15 @@ def test_asp_with_damping_is_its_rule_in_the_order_of_the_log(run, damping, job)
     assert_as_replayed(ran, problem, gradients(problem), DAMPED[damping](problem))
 
 
+@pytest.mark.parametrize("mode", first(1, ["asp", "ssp:2"]))
+@pytest.mark.parametrize("momentum", first(1, [0.9, 0.5]))
+def test_by_default_staleness_takes_from_the_scripts_momentum(run, mode, momentum):
+    ran = go(run, mode, workers=3, settings={"momentum": momentum}, lr=0.02, **SLOW)
+    assert max(staleness_of(ran)) >= 1, "nothing was stale"
+    problem = problem_of(lr=0.02)
+    assert_as_replayed(ran, problem, gradients(problem), applied_with_less_momentum(problem, momentum))
+
+
 @pytest.mark.parametrize("damping", first(1, ["dc", "gap"]))
 def test_asp_with_damping_on_digits(run, damping):
     ran = go(run, f"asp+damping={damping}", workers=2, **DIGITS, **SLOW)
@@ -538,20 +574,21 @@ def test_asp_with_damping_on_digits(run, damping):
 def test_delay_compensation_and_gap_without_staleness_are_asp_to_the_bit(run, optimizer):
     plain, *damped = (
         go(run, f"asp+damping={damping}", optimizer=optimizer, lr=0.05).model
-        for damping in ("none", "dc", "gap", "staleness", "dynsgd")
+        for damping in ("none", "momentum", "dc", "gap", "staleness", "dynsgd")
     )
     for model in damped:
         assert all(torch.equal(model[name], plain[name]) for name in plain)
 
 
 @by_link
-@pytest.mark.parametrize("mode", ["ssp:1+quorum=2", "asp+quorum=2"])
+@pytest.mark.parametrize("mode", ["ssp:1+quorum=2", "asp+quorum=2+damping=none"])
 def test_a_quorum_makes_an_update_of_the_mean_of_so_many(run, mode, job):
     ran = go(run, mode, workers=3, job=job, **SLOW)
     sizes = [len(list(rows)) for _, rows in itertools.groupby(rows_of(ran), key=lambda row: row["version"])]
     assert set(sizes) <= {1, 2} and sizes.count(2) > 10
     problem = problem_of()
-    assert_as_replayed(ran, problem, gradients(problem), applied_with_sgd(problem))
+    server = DAMPED["none" if "damping=none" in mode else "momentum"](problem)
+    assert_as_replayed(ran, problem, gradients(problem), server)
 
 
 @pytest.mark.parametrize("damping", ["staleness", "dynsgd"])
@@ -567,23 +604,26 @@ def test_damping_weighs_each_contribution_of_a_quorum_by_itself(run, damping):
 def test_a_run_that_is_switched_is_each_modes_rule_in_turn(run, job):
     """Whatever memory a worker reads in a mode, it holds the version that the log says."""
     schedule = [
-        "6=asp",
+        "6=asp+damping=none",
         "14=bsp",
-        "20=ssp:1",
+        "20=ssp:1",  # damped, without saying so
         "28=backup:1",
         "34=asp+damping=dc",
         "46=bsp",
-        "50=asp+quorum=2",
+        "50=asp+quorum=2+damping=none",
     ]
     ran = go(run, "bsp", workers=3, epochs=9, job={**job, "schedule": schedule}, **SLOW)
-    assert ran.status.mode == "asp+quorum=2"
+    assert ran.status.mode == "asp+quorum=2+damping=none"
     assert {0, 1} <= staleness_of(ran)
     problem = problem_of()
     plain, compensated = applied_with_sgd(problem), delay_compensated(problem)
+    shorter = applied_with_less_momentum(problem)
     versions = itertools.count(1)
 
     def server(w: Tensor, parts: list[Part]) -> Tensor:
-        return (compensated if 34 < next(versions) <= 46 else plain)(w, parts)
+        version = next(versions)
+        rule = compensated if 34 < version <= 46 else shorter if 20 < version <= 28 else plain
+        return rule(w, parts)
 
     assert_as_replayed(ran, problem, gradients(problem), server)
 
@@ -597,7 +637,7 @@ def test_ssp_with_batches_by_speed_counts_every_sample_the_same(run, job):
 
     def server(w: Tensor, parts: list[Part]) -> Tensor:
         (part,) = parts
-        return w - problem.rates * part.value * part.samples / 8
+        return w - problem.rates * part.value * part.samples / 8 / (part.staleness + 1)
 
     assert_as_replayed(ran, problem, gradients(problem), server)
     smallest = {rank: min(len(step.ids) for step in steps) for rank, steps in steps_of(ran).items()}
@@ -611,12 +651,13 @@ def test_ssp_with_batches_by_speed_counts_every_sample_the_same(run, job):
 @pytest.mark.parametrize(
     "push, fetch, workers", first(2, [(2, 3, 2), (1, 1, 2), (2, 2, 2), (2, 3, 1), (3, 1, 2)])
 )
-@pytest.mark.parametrize("outer", ["", "+outer=own"])
+@pytest.mark.parametrize("outer", ["", "+outer=own", "+damping=none"])
 def test_downpour(run, push, fetch, outer, workers):
-    lr = 0.05 if outer else 0.2
+    own, plain = "own" in outer, "none" in outer
+    lr = 0.05 if own else 0.2
     ran = go(run, f"downpour:{push},{fetch}{outer}", workers=workers, lr=lr, **(SLOW if workers > 1 else {}))
     problem = problem_of(lr=lr)
-    server = applied_with_sgd(problem) if outer else applied_with_adagrad(problem)
+    server = applied_with_less_momentum(problem) if own else applied_with_adagrad(problem, plain=plain)
     assert_as_replayed(ran, problem, sums(problem, push, fetch), server)
 
 
@@ -641,7 +682,7 @@ def test_downpour_over_links_that_break_again_and_again(run, monkeypatch, link):
 def test_downpour_on_digits(run):
     ran = go(run, "downpour:2,2+outer=own", workers=2, **{**DIGITS, "lr": 0.1}, **SLOW)
     problem = problem_of("digits", lr=0.1, samples=60)
-    assert_as_replayed(ran, problem, sums(problem, 2, 2), applied_with_sgd(problem))
+    assert_as_replayed(ran, problem, sums(problem, 2, 2), applied_with_less_momentum(problem))
 
 
 @by_link
@@ -672,7 +713,8 @@ def test_other_modes_with_a_period(run, mode):
     ran = go(run, mode, workers=2, **SLOW)
     period = 3 if "=3" in mode else 2
     problem = problem_of()
-    server = DAMPED[mode.partition("damping=")[2] or "none"](problem)
+    default = "none" if mode.startswith("backup") else "momentum"
+    server = DAMPED[mode.partition("damping=")[2] or default](problem)
     worker = sums(problem, period, period, rounds=mode.startswith("backup"))
     assert_as_replayed(ran, problem, worker, server)
 
@@ -716,7 +758,11 @@ def test_eamsgd_takes_the_gradient_ahead_of_the_worker(run, momentum, workers):
 
 # --- local steps, in rounds -------------------------------------------------------------------------
 
-ROUNDS = {"local:4": averaged, "diloco:4": applied_with_nesterov}
+ROUNDS = {
+    "local:4": averaged,
+    "diloco:4": applied_with_what_fits_4_steps,
+    "diloco:4+outer=nesterov": applied_with_nesterov,
+}
 
 
 @by_link
@@ -745,7 +791,7 @@ def test_local_and_diloco_with_adam_inside(run, mode):
 def test_diloco_on_digits(run):
     ran = go(run, "diloco:4", workers=2, **{**DIGITS, "lr": 0.1})
     problem = problem_of("digits", lr=0.1, samples=60)
-    assert_as_replayed(ran, problem, deltas(problem, 4), applied_with_nesterov())
+    assert_as_replayed(ran, problem, deltas(problem, 4), applied_with_what_fits_4_steps())
 
 
 @pytest.mark.parametrize("samples", first(1, [17, 23], ["one-rests", "even"]))

@@ -307,7 +307,7 @@ for step in range(6):
     optimizer.zero_grad()
     client._wait(lambda: min(client._answered) >= client._asked)  # it is there; the next step takes it over
 """
-    ran = run(MODEL + source, workers=1, threads=1, mode="asp", prefetch=1)
+    ran = run(MODEL + source, workers=1, threads=1, mode="asp+damping=none", prefetch=1)
     assert ran.error is None
     torch.manual_seed(3)
     weight = torch.nn.Linear(3, 1, bias=False).weight.detach()

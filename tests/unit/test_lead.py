@@ -81,8 +81,17 @@ def test_asp_applies_at_once_and_records_staleness():
     a.take()
     b.take()
     assert a.push(version=0) == [["apply", [[0, 0, 0, 4, 1.0]]], ["admit", 0, 1]]
-    assert b.push(version=0) == [["apply", [[1, 0, 0, 4, 1.0]]], ["admit", 1, 2]]
+    assert b.push(version=0) == [["apply", [[1, 0, 0, 4, 0.5]]], ["admit", 1, 2]]
     assert dict(lead.totals.staleness) == {0: 1, 1: 1}
+
+
+def test_plain_asp_applies_a_stale_push_in_full():
+    lead = lead_of("asp+damping=none")
+    a, b = Worker(lead, 0), Worker(lead, 1)
+    a.take()
+    b.take()
+    a.push(version=0)
+    assert b.push(version=0) == [["apply", [[1, 0, 0, 4, 1.0]]], ["admit", 1, 2]]
 
 
 def test_in_backup_a_late_pushs_samples_go_back_to_the_pool():

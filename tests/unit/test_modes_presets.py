@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.exceptions import UsageError
-from paceline.modes import ModeSpec, parse_mode
+from paceline.modes import ModeSpec, as_first_stored, parse_mode
 
 # name, bound, spare, push_every, fetch_every, payload, outer
 PRESETS = {
@@ -19,7 +19,7 @@ PRESETS = {
     "easgd:4": ("easgd", None, None, 4, 4, "elastic", "own"),
     "eamsgd:16": ("eamsgd", None, None, 16, 16, "elastic", "own"),
     "local:8": ("local", 0, 0, 8, 8, "delta", "average"),
-    "diloco:500": ("diloco", 0, 0, 500, 500, "delta", "nesterov"),
+    "diloco:500": ("diloco", 0, 0, 500, 500, "delta", "fitted"),
     "hogwild": ("hogwild", None, None, 1, 1, "none", "own"),
     "dogwild": ("dogwild", None, None, 1, 1, "delta", "average"),
     "allreduce": ("allreduce", 0, 0, 1, 1, "none", "own"),
@@ -54,6 +54,8 @@ def test_what_follows_from_the_fields() -> None:
     assert having("needs_memory") == {"hogwild"}
     assert having("serverless") == {"allreduce"}
     assert having("switchable") == {"bsp", "backup:2", "ssp:3", "asp"}
+    damped = {text for text in PRESETS if parse_mode(text).damping != "none"}
+    assert damped == {"ssp:3", "asp", "downpour:4,2", "dogwild", "hybrid:asp", "hybrid:ssp:2+period=4"}
     assert parse_mode("asp+quorum=2+damping=staleness").switchable
     assert not parse_mode("asp+period=2").switchable
 
@@ -104,8 +106,8 @@ def test_knobs_reach_their_fields() -> None:
     st.sampled_from(["bsp", "backup:3", "ssp:0", "asp", "downpour:3,2", "local:4", "easgd:2,0.3", "dogwild"]),
     st.integers(1, 3),
     st.integers(1, 3),
-    st.sampled_from(["none", "staleness", "dynsgd", "dc", "gap"]),
-    st.sampled_from(["own", "adagrad", "average", "nesterov"]),
+    st.sampled_from(["none", "momentum", "staleness", "dynsgd", "dc", "gap"]),
+    st.sampled_from(["own", "adagrad", "average", "nesterov", "fitted"]),
     st.booleans(),
 )
 def test_every_accepted_text_reads_back(
@@ -177,8 +179,8 @@ def test_refused_numbers_and_names_come_with_the_forms(text: str, reason: str) -
         ("asp+period=0", "period must be a whole number of at least 1, got '0'"),
         ("asp+quorum=0", "quorum must be a whole number of at least 1, got '0'"),
         ("asp+quorum=1.5", "got '1.5'"),
-        ("asp+damping=delay", "damping is one of none, staleness, dynsgd, dc, gap, got 'delay'"),
-        ("local:2+outer=adam", "outer is one of own, adagrad, average, nesterov, got 'adam'"),
+        ("asp+damping=delay", "damping is one of none, momentum, staleness, dynsgd, dc, gap, got 'delay'"),
+        ("local:2+outer=adam", "outer is one of own, adagrad, average, nesterov, fitted, got 'adam'"),
         ("local:4+period=2", "the number of local is its period: write local:2"),
         ("easgd:4+period=2", "write easgd:2"),
         ("downpour+period=3", "write downpour:3"),
@@ -216,7 +218,7 @@ def test_refused_combinations_say_why(text: str, reason: str) -> None:
 
 def test_values_are_as_coherent_as_texts() -> None:
     assert ModeSpec(bound=0, spare=0) == parse_mode("bsp")
-    assert ModeSpec(bound=None, spare=None, quorum=2) == parse_mode("asp+quorum=2")
+    assert ModeSpec(bound=None, spare=None, quorum=2) == parse_mode("asp+quorum=2+damping=none")
     asp = parse_mode("asp")
     for wrong in (
         {"name": "nope"},
@@ -318,8 +320,59 @@ def test_what_a_run_cannot_be_switched_to(before: str, after: str, reason: str) 
 
 @pytest.mark.parametrize(
     ("damping", "scales"),
-    [("none", [1, 1, 1]), ("staleness", [1, 1, 0.25]), ("dynsgd", [1, 0.5, 0.2]), ("dc", [1, 1, 1])],
+    [
+        ("none", [1, 1, 1]),
+        ("momentum", [1, 0.5, 0.2]),
+        ("staleness", [1, 1, 0.25]),
+        ("dynsgd", [1, 0.5, 0.2]),
+        ("dc", [1, 1, 1]),
+    ],
 )
 def test_the_weight_of_a_stale_push(damping: str, scales: list[float]) -> None:
     spec = parse_mode(f"asp+damping={damping}")
     assert [spec.scale(staleness) for staleness in (0, 1, 4)] == scales
+
+
+def test_the_papers_rules_have_names_that_read_back() -> None:
+    for text in (
+        "asp+damping=none",
+        "ssp:2+damping=none",
+        "downpour:2,2+damping=none",
+        "diloco:4+outer=nesterov",
+    ):
+        assert str(parse_mode(text)) == text
+    assert str(parse_mode("asp+damping=momentum")) == "asp"
+    assert str(parse_mode("diloco:4+outer=fitted")) == "diloco:4"
+
+
+def test_outer_rates_grow_from_averaging_to_dilocos_with_the_local_steps() -> None:
+    assert parse_mode("diloco:1").outer_rates == (1.0, 0.0)
+    for steps in (500, 5000):
+        assert parse_mode(f"diloco:{steps}").outer_rates == pytest.approx((0.7, 0.9))
+    lengths = [
+        lr / (1 - momentum)
+        for lr, momentum in (parse_mode(f"diloco:{h}").outer_rates for h in (1, 4, 16, 64, 500))
+    ]
+    assert lengths == sorted(lengths)
+    assert lengths[1] < 1.2
+    assert parse_mode("diloco:4+outer=nesterov").outer_rates == (0.7, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("stored", "now"),
+    [
+        ("asp", "asp+damping=none"),
+        ("ssp:2+quorum=2", "ssp:2+quorum=2+damping=none"),
+        ("asp+damping=dc", "asp+damping=dc"),
+        ("downpour:2,2+outer=own", "downpour:2,2+damping=none+outer=own"),
+        ("hybrid:asp", "hybrid:asp+damping=none"),
+        ("diloco:8", "diloco:8+outer=nesterov"),
+        ("diloco:8+outer=average", "diloco:8+outer=average"),
+        ("hybrid:diloco:8", "hybrid:diloco:8+outer=nesterov"),
+        ("local:8", "local:8"),
+        ("dogwild", "dogwild+damping=none"),
+        ("bsp", "bsp"),
+    ],
+)
+def test_texts_of_older_runs_keep_their_meaning(stored: str, now: str) -> None:
+    assert as_first_stored(stored) == now

@@ -190,6 +190,20 @@ def test_resume_is_recorded() -> None:
     assert run.record()["command"] == ["paceline", "resume"]
 
 
+def test_a_run_that_is_older_than_todays_defaults_keeps_its_rule() -> None:
+    run = make(mode="asp", schedule=("50=ssp:2", "90=bsp"))
+    assert (run.read_job().mode, run.read_job().schedule) == ("asp", ("50=ssp:2", "90=bsp"))
+    record = run.record()
+    del record["mode_defaults"]
+    (run.path / "run.json").write_text(json.dumps(record))
+    job = run.read_job()
+    assert job.mode == "asp+damping=none"
+    assert job.schedule == ("50=ssp:2+damping=none", "90=bsp")
+    end(run, "stopped")
+    run.record_resume(job)
+    assert run.read_job() == job, "as it is from now on"
+
+
 def test_newest_first_and_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = ["20260101-000000-a-0001", "20260301-000000-b-0002", "20260301-000000-c-0003"]
     for run_id in ids:

@@ -10,6 +10,7 @@ __all__ = [
     "assign",
     "is_main",
     "log",
+    "mode",
     "no_sync",
     "prepare",
     "rank",
@@ -116,6 +117,14 @@ def rank() -> int:
 def world_size() -> int:
     """How many workers the run was planned with; 1 in a script that runs alone."""
     return current_session().world_size
+
+
+def mode() -> str:
+    """The mode that the run is in now, as in `ssp:2`; `alone` in a script that runs alone.
+
+    For the few settings that should depend on it: in sandblaster, for example, an epoch is a single step.
+    """
+    return current_session().mode_text
 
 
 def is_main() -> bool:

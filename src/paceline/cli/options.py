@@ -165,7 +165,8 @@ GUARD = typer.Option(
 DAMPING = typer.Option(
     "--damping",
     metavar="HOW",
-    help="With asp, ssp: what is done about stale gradients: staleness, dynsgd, dc or gap.",
+    help="With asp, ssp, downpour: what is done about stale gradients: momentum (unless you say otherwise), "
+    "staleness, dynsgd, dc, gap, or none, the papers' plain rule.",
     show_default=False,
     rich_help_panel=_CONSISTENCY,
 )

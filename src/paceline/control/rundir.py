@@ -33,6 +33,7 @@ import psutil
 
 from paceline.control.lock import RunLock
 from paceline.exceptions import PlanError, RunNotFound, UsageError
+from paceline.modes import DEFAULTS, as_first_stored
 from paceline.observe import ENDED, RunStatus
 from paceline.plan import Job, Plan
 from paceline.storage.atomic import write_text_atomically
@@ -164,8 +165,17 @@ class RunDirectory:
         return record
 
     def read_job(self) -> Job:
-        """The job as it was last asked for (resuming may have changed it)."""
-        return Job.from_json(self.record()["job"])
+        """The job as it was last asked for (resuming may have changed it).
+
+        A run that is older than the present defaults of modes keeps the rule that its mode's text meant then.
+        """
+        record = self.record()
+        job = dict(record["job"])
+        if record.get("mode_defaults", 1) < DEFAULTS:
+            job["mode"] = as_first_stored(job.get("mode", Job.mode))
+            turns = [turn.partition("=") for turn in job.get("schedule", ())]
+            job["schedule"] = [f"{version}={as_first_stored(mode)}" for version, _, mode in turns]
+        return Job.from_json(job)
 
     def record_resume(self, job: Job, *, plan: Plan | None = None, command: Sequence[str] = ()) -> None:
         """Take the run over for this process with the job it now has; earlier ones stay on record.
@@ -379,6 +389,7 @@ def _check_space(path: Path, setting: str) -> None:
 def _asked(job: Job, plan: Plan | None, command: Sequence[str]) -> dict[str, Any]:
     return {
         "job": job.to_json(),
+        "mode_defaults": DEFAULTS,
         "plan": plan.to_json() if plan is not None else None,
         "command": list(command),
         "versions": {package: _version(package) for package in ("paceline", "torch")},

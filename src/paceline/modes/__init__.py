@@ -1,6 +1,8 @@
 """Consistency modes: who waits for whom, as pure state machines.
 
 spec.py      ModeSpec, the knobs of a mode, and parse_mode, which reads "ssp:3"
+damping.py   how a stale update gets less momentum and a shorter step (damping=momentum)
+stored.py    as_first_stored: modes in run directories that are older than today's defaults
 words.py     what a mode means, for people
 machine.py   Machine: events in (joined, left, pushed, rested, woke, switch), instructions out
              (Apply, Hold, Admit, Drop); Rounds is bsp and backup, Clocks is ssp and asp, Epochs sandblaster
@@ -12,6 +14,7 @@ No torch, sockets, threads or time in here: the live servers, the property tests
 run this very code.
 """
 
+from paceline.modes.damping import damped_rates
 from paceline.modes.guard import Decision, Guard
 from paceline.modes.machine import (
     Admit,
@@ -27,9 +30,11 @@ from paceline.modes.machine import (
 )
 from paceline.modes.schedule import Schedule, parse_schedule
 from paceline.modes.spec import ModeSpec, parse_mode
+from paceline.modes.stored import DEFAULTS, as_first_stored
 from paceline.modes.words import in_words
 
 __all__ = [
+    "DEFAULTS",
     "Admit",
     "Apply",
     "Clocks",
@@ -44,6 +49,8 @@ __all__ = [
     "PushId",
     "Rounds",
     "Schedule",
+    "as_first_stored",
+    "damped_rates",
     "in_words",
     "parse_mode",
     "parse_schedule",

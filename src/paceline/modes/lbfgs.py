@@ -128,7 +128,8 @@ class Lbfgs:
     With `line_search=None` it takes the steps of torch.optim.LBFGS with max_iter=1. Both break down where
     that full step leads away, so by default a step is shortened until the slope along it says that it went
     down: surely so on a convex quadratic function, and on others as far as slopes can tell. They cannot
-    tell a valley from the plateau behind the next ridge.
+    tell a valley from the plateau behind the next ridge. The very first step then has length lr (Nocedal and
+    Wright). torch's, g / Σ|g|, is so short in a large model that ten passes over the data gain nothing.
 
     Args:
         lr: the length of a direction's first trial; 1 is the method's own.
@@ -164,7 +165,7 @@ class Lbfgs:
         self._tolerance_grad = tolerance_grad
         self._tolerance_change = tolerance_change
         self._max_trials = max_trials
-        self._first = True
+        self._first = self._new = True
         self._pairs: list[_Pair] = []
         self._diagonal = 1.0
         self._trial: _Trial | None = None
@@ -199,6 +200,7 @@ class Lbfgs:
         if trial.number >= self._max_trials:
             ops = self.rewind()
             self.restart()
+            self._new = False
             return Move(ops, "restarted")
         trial.length *= _SHRINK if reading is None else _shorter(trial, reading.gs[-1])
         trial.number += 1
@@ -215,7 +217,7 @@ class Lbfgs:
 
     def restart(self) -> None:
         """Forget the history and begin anew at w: somebody else has set it."""
-        self._first = True
+        self._first = self._new = True
         self._pairs.clear()
         self._diagonal = 1.0
         self._trial = None
@@ -233,6 +235,7 @@ class Lbfgs:
         """The scalars, as JSON; they belong to the vectors as they are before an `ask` or after a `tell`."""
         return {
             "first": self._first,
+            "new": self._new,
             "iterations": self.iterations,
             "diagonal": self._diagonal,
             "pairs": [asdict(pair) for pair in self._pairs],
@@ -242,6 +245,7 @@ class Lbfgs:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on from a snapshot. A shorter history than then keeps the newest pairs."""
         self._first = snapshot["first"]
+        self._new = snapshot.get("new", self._first)  # not in checkpoints of earlier versions
         self.iterations = snapshot["iterations"]
         self._diagonal = snapshot["diagonal"]
         self._pairs = [_Pair(p["slot"], list(p["sy"]), list(p["yy"])) for p in snapshot["pairs"]]
@@ -290,9 +294,14 @@ class Lbfgs:
         terms, slope = self._direction(reading)
         if self._pairs and (not math.isfinite(slope) or (self._searches and slope >= 0)):
             self.restart()  # rounding has spoilt the history
+            self._new = False
             terms, slope = [[-1.0, "g"]], -reading.gg
-        length = self.lr * min(1.0, 1.0 / reading.abs_sum) if self._first else self.lr
-        self._first = False
+        length = self.lr
+        if self._first:
+            length *= min(1.0, 1.0 / reading.abs_sum)
+            if self._searches and self._new and reading.gg > 0:
+                length = self.lr / math.sqrt(reading.gg)
+        self._first = self._new = False
         self.iterations += 1
         if not slope <= -self._tolerance_change:
             return Move(ops, "converged")

@@ -12,7 +12,7 @@ A text is `NAME[:NUMBERS]` and then `+knob=value` for every knob that is turned:
 | `easgd:t,beta`   | -     | -     | t           | elastic  | -        | never                               |
 | `eamsgd:t,beta`  | -     | -     | t           | elastic  | -        | never                               |
 | `local:h`        | 0     | 0     | h           | delta    | average  | everybody has pushed                |
-| `diloco:h`       | 0     | 0     | h           | delta    | nesterov | everybody has pushed                |
+| `diloco:h`       | 0     | 0     | h           | delta    | fitted   | everybody has pushed                |
 | `hogwild`        | -     | -     | 1           | none     | -        | never                               |
 | `dogwild`        | -     | -     | free        | delta    | average  | never                               |
 | `allreduce`      | 0     | 0     | 1           | none     | -        | everybody has its gradient          |
@@ -22,9 +22,14 @@ A text is `NAME[:NUMBERS]` and then `+knob=value` for every knob that is turned:
 Knobs: `period=n` (bsp, backup, ssp, asp: their gradients become sums over n local steps), `quorum=n` (not in
 rounds: n contributions make an update), `damping=…` (not in rounds: gradients and sums), `outer=…` (sums and
 deltas), `batches=speed` (ssp). What makes no sense together is refused with the reason.
+
+Defaults are what learns with many workers: ssp, asp, downpour and dogwild have damping=momentum, and diloco
+has outer=fitted. The papers' rules have names: `asp+damping=none`, `diloco:h+outer=nesterov`. `stored.py`
+reads texts that are older than these defaults.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -39,18 +44,25 @@ Payload = Literal["gradient", "sum", "delta", "elastic", "none"]
 """What a worker pushes: a gradient, gradients summed over its local steps, how far it has moved, an elastic
 difference to the centre, or nothing."""
 
-Damping = Literal["none", "staleness", "dynsgd", "dc", "gap"]
-"""What is done about a stale gradient: nothing, weighed by 1/staleness or 1/(staleness + 1), delay
-compensation, or divided by the gap since the worker read."""
+Damping = Literal["none", "momentum", "staleness", "dynsgd", "dc", "gap"]
+"""What is done about a stale gradient: nothing, less momentum and a shorter step (`modes/damping.py`),
+weighed by 1/staleness or 1/(staleness + 1), delay compensation, or divided by the gap since the worker
+read."""
 
-Outer = Literal["own", "adagrad", "average", "nesterov"]
-"""The servers' optimizer: the script's, Adagrad, SGD of lr 1, SGD of lr 0.7 and Nesterov momentum 0.9."""
+Outer = Literal["own", "adagrad", "average", "nesterov", "fitted"]
+"""The servers' optimizer: the script's, Adagrad, SGD of lr 1, SGD of lr 0.7 and Nesterov momentum 0.9, or SGD
+whose rate and Nesterov momentum fit the number of local steps (`ModeSpec.outer_rates`)."""
 
 Batches = Literal["equal", "speed"]
 """Whether all workers' batches are equal, or smaller for who is waited for."""
 
 _BETA = 0.9
 _HISTORY = 10
+
+_DILOCO = 0.7, 0.9
+"""The outer learning rate and Nesterov momentum of DiLoCo (Douillard et al., 2023), …"""
+_DILOCO_STEPS = 500
+"""… and the number of local steps they were chosen for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +215,25 @@ class ModeSpec:
         match self.damping:
             case "staleness":
                 return 1 / max(1, staleness)
-            case "dynsgd":
+            case "dynsgd" | "momentum":
                 return 1 / (staleness + 1)
             case _:
                 return 1.0
+
+    @property
+    def outer_rates(self) -> tuple[float, float]:
+        """Learning rate and Nesterov momentum of the servers' optimizer for `outer` nesterov and fitted.
+
+        DiLoCo's 0.7 and 0.9 lengthen a step 0.7 / (1 - 0.9) = 7 times. That is right after hundreds of local
+        steps, which are worth less and less, and too much after a few, whose sum grows in proportion. So
+        `fitted` is plain averaging for 1 local step and DiLoCo's own for 500, and goes from one to the other
+        with the logarithm of the steps in between.
+        """
+        rate, momentum = _DILOCO
+        if self.outer == "nesterov":
+            return rate, momentum
+        part = min(1.0, math.log(self.push_every) / math.log(_DILOCO_STEPS))
+        return 1 - part * (1 - rate), part * momentum
 
     def tighter(self) -> "ModeSpec | None":
         """The next mode on the way to bsp, by less staleness; None where there is none to switch to.
@@ -245,7 +272,7 @@ class ModeSpec:
             knobs.append(f"+period={self.push_every}")
         if self.quorum != 1:
             knobs.append(f"+quorum={self.quorum}")
-        if self.damping != "none":
+        if self.damping != preset.fields.get("damping", "none"):
             knobs.append(f"+damping={self.damping}")
         if self.outer != preset.fields.get("outer", "own"):
             knobs.append(f"+outer={self.outer}")
@@ -277,7 +304,7 @@ class ModeSpec:
         if self.name in _PLAIN and max(self.push_every, self.fetch_every) > 1:
             fixed |= {"payload": "sum", "fetch_every": self.push_every}
         for name, value in fixed.items():
-            if name != "outer" and getattr(self, name) != value:
+            if name not in ("outer", "damping") and getattr(self, name) != value:
                 return f"{self.name} means {name}={value}, got {name}={getattr(self, name)}"
         if not 0 < self.beta < 2:
             return (
@@ -369,6 +396,7 @@ class _Preset:
 
 _ROUNDS: dict[str, Any] = {"bound": 0, "spare": 0}
 _FREE: dict[str, Any] = {"bound": None, "spare": None}
+_STALE: dict[str, Any] = {"spare": None, "damping": "momentum"}
 _PERIOD = _Number(fields=("push_every", "fetch_every"))
 _ELASTIC = (_PERIOD, _Number(fields=("beta",), least=0, needed=False, real=True, default=_BETA))
 
@@ -377,13 +405,11 @@ _PRESETS = {
     "backup": _Preset(
         form="backup:B with B >= 1", fields={"bound": 0}, numbers=(_Number(fields=("spare",)),)
     ),
-    "ssp": _Preset(
-        form="ssp:S with S >= 0", fields={"spare": None}, numbers=(_Number(fields=("bound",), least=0),)
-    ),
-    "asp": _Preset(form="asp", fields=_FREE),
+    "ssp": _Preset(form="ssp:S with S >= 0", fields=_STALE, numbers=(_Number(fields=("bound",), least=0),)),
+    "asp": _Preset(form="asp", fields={**_STALE, "bound": None}),
     "downpour": _Preset(
         form="downpour[:P,F]",
-        fields={**_FREE, "payload": "sum", "outer": "adagrad"},
+        fields={**_STALE, "bound": None, "payload": "sum", "outer": "adagrad"},
         numbers=(replace(_PERIOD, needed=False), _Number(fields=("fetch_every",), needed=False)),
     ),
     "easgd": _Preset(form="easgd:T[,BETA]", fields={**_FREE, "payload": "elastic"}, numbers=_ELASTIC),
@@ -392,14 +418,14 @@ _PRESETS = {
         form="local:H", fields={**_ROUNDS, "payload": "delta", "outer": "average"}, numbers=(_PERIOD,)
     ),
     "diloco": _Preset(
-        form="diloco:H", fields={**_ROUNDS, "payload": "delta", "outer": "nesterov"}, numbers=(_PERIOD,)
+        form="diloco:H", fields={**_ROUNDS, "payload": "delta", "outer": "fitted"}, numbers=(_PERIOD,)
     ),
     "hogwild": _Preset(
         form="hogwild", fields={**_FREE, "payload": "none"}, trait="write into one memory themselves"
     ),
     "dogwild": _Preset(
         form="dogwild",
-        fields={**_FREE, "payload": "delta", "outer": "average"},
+        fields={**_STALE, "bound": None, "payload": "delta", "outer": "average"},
         trait="exchange in threads of their own",
     ),
     "allreduce": _Preset(form="allreduce", fields={**_ROUNDS, "payload": "none"}, trait="do without servers"),
@@ -458,6 +484,8 @@ def _no_quorum(spec: ModeSpec) -> str | None:
 
 
 def _no_damping(spec: ModeSpec) -> str | None:
+    if spec.name == "dogwild" and spec.damping not in ("dc", "gap"):
+        return None  # what a worker changed can be added in part: it takes over the result
     if spec.payload not in ("gradient", "sum"):
         return f"damping corrects gradients, and {spec.name} sends {_SENDS[spec.payload]}: leave damping out"
     if spec.spare is not None:
@@ -469,7 +497,7 @@ def _no_damping(spec: ModeSpec) -> str | None:
     if spec.damping in ("dc", "gap") and spec.quorum > 1:
         return (
             f"damping={spec.damping} corrects one push at a time, got quorum={spec.quorum}: use quorum=1, "
-            "or damping=staleness or dynsgd, which weigh each contribution"
+            "or damping=staleness or dynsgd, which weigh each contribution, or leave damping out"
         )
     return None
 

@@ -22,7 +22,8 @@ def in_words(spec: ModeSpec, workers: int) -> str:
         case "hogwild":
             return "nobody waits: workers write into one shared memory without locks"
         case "dogwild":
-            return "nobody waits: each worker's exchange thread carries what changed, at its own pace"
+            part = "" if spec.damping == "none" else "; the staler that is, the less it counts"
+            return f"nobody waits: each worker's exchange thread carries what changed, at its own pace{part}"
         case "easgd" | "eamsgd":
             return f"nobody waits: every {steps} a worker and the centre are drawn towards each other"
         case "local" | "diloco":
@@ -32,7 +33,10 @@ def in_words(spec: ModeSpec, workers: int) -> str:
     one, several = "gradient", "gradients"
     if spec.payload == "sum":
         one, several = f"sum of {steps}' gradients", f"sums of {steps}' gradients"
-    damped = "" if spec.damping == "none" else f" ({spec.damping} damping)"
+    damped = {
+        "none": "",
+        "momentum": ", with less momentum and a shorter step the staler it is",
+    }.get(spec.damping, f" ({spec.damping} damping)")
     if spec.spare == 0:
         return f"all wait for all: one update is the mean of {workers} {several}"
     if spec.spare is not None:

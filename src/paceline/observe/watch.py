@@ -147,8 +147,8 @@ class Watch:
         )
         return (
             f"staleness: {staleness:.2g} lately, more than half of {of}, and the loss rises, from "
-            f"{words.metric(before)} to {words.metric(now)}. Lower the learning rate, damp what is stale "
-            "(--damping staleness, or dc), or bound it (ssp:1, bsp)"
+            f"{words.metric(before)} to {words.metric(now)}. Lower the learning rate, leave out "
+            "damping=none if you asked for it, or bound the staleness (ssp:1, bsp)"
         )
 
     def _servers(self, status: RunStatus, rates: dict[int, WorkerRates]) -> str | None:

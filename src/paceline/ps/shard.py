@@ -15,7 +15,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paceline.comm.protection import protection
 from paceline.exceptions import CheckpointError, UpdateOverflow
+from paceline.modes.damping import damped_rates
 from paceline.modes.lbfgs import Answer, Ops, merge_answers, num_answers
 from paceline.params import (
     Layout,
@@ -45,6 +46,8 @@ Copy = Sequence[Tensor | None]
 DC_LAMBDA = 0.04
 """Delay compensation's strength (MXNet's default)."""
 _TINY = 1e-12
+_WITH_MOMENTUM = torch.optim.SGD, torch.optim.RMSprop
+"""In these a gradient counts 1 / (1 - momentum) times in all (times a constant)."""
 _SMALL_SHARD_BYTES = 1 << 20
 """Up to here handing slices to a second thread costs more than it saves."""
 _VECTOR = "lbfgs."
@@ -118,7 +121,8 @@ class Shard:
         base: the bytes of the whole parameter space; only this shard's slices of it are touched.
         allowed: optimizers beyond torch.optim that may be imported.
         lanes: threads that share the work of an update. A small shard uses one whatever this says.
-        damping: "dc" or "gap": how a gradient is corrected by what was read for it; else it is not.
+        damping: "dc" and "gap" correct a gradient by what was read for it; "momentum" shortens an update by
+            its momentum first and its learning rate second (`modes/damping.py`).
         owned: indices of the slices that it answers for; None: all. The others lie in memory of its own.
     """
 
@@ -154,6 +158,7 @@ class Shard:
         self._scratch = _Scratch(max((piece.nbytes for piece in self.slices), default=0))
         self._means: list[Tensor] = []
         self._reduced: list[Sequence[Contribution]] = []
+        self._reduced_scales: list[float] = []
 
     @property
     def nbytes(self) -> int:
@@ -241,6 +246,7 @@ class Shard:
         contributions: Sequence[Contribution],
         settings: Sequence[dict[str, Any]] | None,
     ) -> None:
+        scale, contributions = self._scale_of(contributions)
         if len(contributions) == 1:
             only = contributions[0]
             if not only.checked and not _finite(only.gradients.flat[i]):
@@ -256,14 +262,31 @@ class Shard:
             elif state.holds is not only.gradients or only.missing:
                 self._hand_over(state, only.gradients.segments[i], only.missing)
                 state.holds = None if only.missing else only.gradients
-            self._apply(state, settings, only.scale)
+            self._apply(state, settings, scale)
         else:
             mean = self._scratch.of(state.piece)
             good = self._mean(i, mean, contributions)
             if not good:
                 return
             self._hand_over_mean(state, mean, good)
-            self._apply(state, settings)
+            self._apply(state, settings, scale)
+
+    def _scale_of(self, contributions: Sequence[Contribution]) -> tuple[float, Sequence[Contribution]]:
+        """Scale of a slice's update, and the contributions to it without what that covers.
+
+        A single contribution's scale is the update's. With damping=momentum, so is the mean scale of
+        several. Other dampings weigh each of several contributions by its own scale.
+        """
+        if len(contributions) == 1:
+            scale = contributions[0].scale
+        elif contributions and self.damping == "momentum":
+            weights = math.fsum(c.weight for c in contributions)
+            scale = math.fsum(c.scale * c.weight for c in contributions) / weights
+        else:
+            return 1.0, contributions
+        if all(c.scale == 1.0 for c in contributions):
+            return 1.0, contributions
+        return scale, [replace(c, scale=1.0) for c in contributions]
 
     def _apply(
         self, state: _SliceState, settings: Sequence[dict[str, Any]] | None, scale: float = 1.0
@@ -277,10 +300,13 @@ class Shard:
         if scale == 1.0:
             state.step()
         else:
-            rate = group["lr"]
-            group["lr"] = rate * scale
+            rates = {name: rate for name, rate in group.items() if name in ("lr", "momentum")}
+            if self.damping == "momentum" and isinstance(state.optimizer, _WITH_MOMENTUM):
+                group["lr"], group["momentum"] = damped_rates(group["lr"], group["momentum"], scale)
+            else:
+                group["lr"] *= scale
             state.step()
-            group["lr"] = rate
+            group.update(rates)
         self._check_updated(state)
         if before is not None and state.gap is not None:
             state.gap_steps += 1
@@ -400,11 +426,13 @@ class Shard:
         if not self._means:
             self._means = [torch.empty_like(s.flat) for s in self._states]
         self._reduced = [()] * len(self._states)
+        self._reduced_scales = [1.0] * len(self._states)
         norms = [(s.piece.index, 0.0) for s in self._states]
 
         def work(i: int) -> None:
-            mine = [c for c in contributions if c.touches(self._states[i].piece)]
+            mine: Sequence[Contribution] = [c for c in contributions if c.touches(self._states[i].piece)]
             if mine:
+                self._reduced_scales[i], mine = self._scale_of(mine)
                 self._reduced[i] = self._mean(i, self._means[i], mine)
             if self._reduced[i]:
                 norm = float(torch.linalg.vector_norm(self._means[i], dtype=torch.float64))
@@ -430,7 +458,7 @@ class Shard:
                 if scale != 1.0:
                     self._means[i].mul_(scale)
                 self._hand_over_mean(state, self._means[i], self._reduced[i])
-                self._apply(state, settings)
+                self._apply(state, settings, self._reduced_scales[i])
             _refresh(copies, i, state.flat)
             if on_slice is not None and state.owned:
                 on_slice(i)

@@ -27,6 +27,11 @@ class Session:
     world_size = 1
     prepared = False
 
+    @property
+    def mode_text(self) -> str:
+        """See `paceline.mode`."""
+        return "alone"
+
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See `paceline.prepare`."""
         raise NotImplementedError

@@ -129,6 +129,11 @@ class RunSession(Session):
         self._batch_samples = 0
         """Samples of the last step that had any."""
 
+    @property
+    def mode_text(self) -> str:
+        """See `paceline.mode`."""
+        return str(self.mode)
+
     # --- prepare ----------------------------------------------------------------------------------
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:

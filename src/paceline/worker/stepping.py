@@ -398,8 +398,9 @@ def served_optimizer(mode: ModeSpec, optimizer: torch.optim.Optimizer) -> torch.
             return torch.optim.Adagrad(_groups(optimizer, "lr", "maximize"))
         case "average":
             return torch.optim.SGD(_groups(optimizer), lr=1.0)
-        case "nesterov":
-            return torch.optim.SGD(_groups(optimizer), lr=0.7, momentum=0.9, nesterov=True)
+        case "nesterov" | "fitted":
+            lr, momentum = mode.outer_rates
+            return torch.optim.SGD(_groups(optimizer), lr=lr, momentum=momentum, nesterov=momentum > 0)
         case _:
             return optimizer
 
