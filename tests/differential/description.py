@@ -234,7 +234,7 @@ class Case:
             if self.sampler in ("batch_sampler", "uneven_batches"):
                 change["sampler"] = "shuffle"
         if self.skip == "empty" or self.accumulate > 1:
-            # Without a step, a worker may read the servers' optimizer state before worker 0 has brought its own.
+            # Without a step, a worker may read the optimizer state before worker 0 has brought its own.
             change["before"] = "none"
         if self.draws < 2 * self.batch:
             change["batch"] = 2
