@@ -34,7 +34,7 @@ class Link:
 
     def send(self, *, summing: bool) -> None:
         """All of it, in pieces."""
-        view = memoryview(self.words).cast("B")
+        view = self.words.data.cast("B")
         for start in range(0, NBYTES, PIECE):
             if summing:
                 np.add.reduce(self.words[start // 8 : (start + PIECE) // 8])
@@ -42,7 +42,7 @@ class Link:
 
     def receive(self, *, summing: bool) -> None:
         """All of it, in pieces."""
-        view = memoryview(self.room).cast("B")
+        view = self.room.data.cast("B")
         for start in range(0, NBYTES, PIECE):
             self.far.recv_into(view[start : start + PIECE], 0, socket.MSG_WAITALL)
             if summing:
