@@ -1002,7 +1002,7 @@ result({"env": [os.environ[n] for n in names], "argv": sys.argv[1:], "main": __n
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("paceline.prepare(model, optimizer); paceline.prepare(model, optimizer)", "called twice"),
+        ("paceline.prepare(model, optimizer); paceline.prepare(model, optimizer)", "the same model twice"),
         ("paceline.prepare(model, optimizer, 3)", "prepare() got a int"),
         ("paceline.prepare(model, build())", "prepare() got 2 models, 0 optimizers"),
         ("paceline.prepare(build(), optimizer)", "is not in the model"),

@@ -267,3 +267,60 @@ def test_one_model_with_two_optimizers_over_a_shared_trunk(run, tmp_path):
     assert set(ran.model) == {f"{k}.{what}" for k in range(3) for what in ("weight", "bias")}
     # Every sample counts once, and each of the optimizers made an update of it.
     assert ran.status.samples == 2 * 48 and ran.status.version == 2 * 2 * 8
+
+
+IN_TWO_CALLS = SCRIPT.replace(
+    "g, d, teacher, opt_g, opt_d, loader = paceline.prepare(g, d, teacher, opt_g, opt_d, loader)",
+    """
+g, opt_g, loader = paceline.prepare(g, opt_g, loader)
+shown = [p.sum().item() for p in g.parameters()]
+d, teacher, opt_d = paceline.prepare(d, teacher, opt_d)
+now = [p.sum().item() for p in g.parameters()]
+assert shown == now or o.get("epochs") == 4 or (RUN_DIR / "killed").exists(), "worker 0's values were there"
+""",
+)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    first(
+        2,
+        [
+            {"servers": 2, "workers": 2, "link": "tcp"},
+            {"servers": 2, "workers": 2, "replicas": 1},
+            {"servers": 3, "workers": 2, "mode": "bsp", "overlap": True},
+        ],
+    ),
+)
+def test_a_second_call_of_prepare_adds_another_pair(run, settings):
+    arguments = ['{"norm": false, "batch": 4}']
+    ran = run(IN_TWO_CALLS, **{"mode": "bsp", "args": arguments, **settings})
+    assert ran.error is None
+    assert_equal(ran.model, plain(norm=False), tolerance=1e-10)
+
+
+def test_a_run_prepared_by_two_calls_is_resumed_and_its_workers_are_replaced(run):
+    first = run(IN_TWO_CALLS, workers=1, servers=2, mode="asp", args=['{"epochs": 2}'])
+    assert first.error is None
+    ran = run(IN_TWO_CALLS, workers=1, servers=1, mode="asp", args=['{"epochs": 4}'], resume=first)
+    assert ran.error is None
+    assert_equal(ran.model, plain(epochs=4))
+    killed = run(IN_TWO_CALLS, workers=2, servers=2, mode="bsp", args=['{"kill": 1, "batch": 4}'])
+    assert killed.error is None
+    assert any("worker:1 was killed" in text for text in killed.status.messages)
+    assert killed.status.samples == 3 * 64
+
+
+LATE = """
+model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+optimizer, another = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other))
+paceline.prepare(model, optimizer)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+paceline.prepare(other, another)
+"""
+
+
+def test_prepare_after_the_first_step_is_refused_by_name(run):
+    ran = run(LATE, workers=1)
+    assert "prepare() was called again after the first batch or step" in ran.error

@@ -8,7 +8,9 @@ from paceline.exceptions import UsageError
 from paceline.modes import parse_mode
 from paceline.params import describe
 from paceline.worker.alone import AloneSession
+from paceline.worker.optimizer import make_exchanging, stop_exchanging
 from paceline.worker.prepared import Models, Prepared
+from paceline.worker.sides import Incomplete
 
 
 def sgd(*models, **settings):
@@ -92,6 +94,33 @@ def test_a_lazy_module_that_has_seen_a_batch_is_prepared():
     model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
     model(torch.zeros(2, 4))
     AloneSession().prepare([model, sgd(model)])
+
+
+def test_another_pair_may_be_prepared_before_the_first_batch_and_not_after_it():
+    session = AloneSession()
+    model, other, third = (nn.Linear(2, 2) for _ in range(3))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
+    _, _, loader = session.prepare([model, sgd(model), loader])
+    session.prepare([other, sgd(other)])
+    with pytest.raises(UsageError, match="the same model twice"):
+        session.prepare([other, sgd(other)])
+    next(iter(loader))
+    with pytest.raises(UsageError, match="called again after the first batch"):
+        session.prepare([third, sgd(third)])
+
+
+def test_an_optimizer_that_stops_exchanging_is_of_its_own_class_again():
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    make_exchanging(optimizer, Incomplete(1))
+    with pytest.raises(UsageError, match=r"has called prepare\(\) 1 time"):
+        optimizer.step()
+    stop_exchanging(optimizer)
+    assert type(optimizer) is torch.optim.SGD
+    model(torch.ones(1, 2)).sum().backward()
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
 
 
 @pytest.mark.parametrize("mode", ["backup:1", "sandblaster", "allreduce", "hybrid:bsp"])

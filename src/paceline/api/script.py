@@ -21,7 +21,7 @@ __all__ = [
 
 
 def prepare(*objects: Any) -> Any:
-    """Make a training loop distributed. Call it once, before the loop:
+    """Make a training loop distributed. Call it before the loop:
 
         model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 
@@ -31,7 +31,8 @@ def prepare(*objects: Any) -> Any:
 
     Args:
         objects: a model and its optimizer, or several of each; optionally the training DataLoader, and
-            learning-rate schedulers (prepared ones are put back where they were on a resume).
+            learning-rate schedulers (prepared ones are put back where they were on a resume). What belongs
+            to another pair may come in another call, before the first batch.
 
     Returns:
         The same objects in the same order; model, optimizer and schedulers are the very same objects.

@@ -38,6 +38,7 @@ class Offer:
         self.state_keys = [str(k) for k in field(body, "state_keys", list)]
         self.numerics = Numerics.from_json(body.get("numerics"))
         self.models = field(body, "models", int, 1)
+        self.calls = field(body, "calls", int, 1)
 
     def facts(self) -> dict[str, Any]:
         """What checkpoints and other servers must know of it, as JSON."""
@@ -47,7 +48,8 @@ class Offer:
             "state_keys": self.state_keys,
             "data": self.data,
         }
-        return {**found, "models": self.models} if self.models > 1 else found
+        numbers = {"models": self.models, "calls": self.calls}
+        return {**found, **{what: number for what, number in numbers.items() if number > 1}}
 
     @property
     def connection(self) -> Connection:
@@ -89,11 +91,43 @@ class Adoption:
         self._waiting: dict[int, Offer] = {}
         self._asked: Connection | None = None
 
-    def offered(self, rank: int, connection: Connection, frame: Frame) -> None:
-        """A worker offers its layout. Raises LayoutMismatch if it is not the run's."""
+    def offered(self, rank: int, connection: Connection, frame: Frame, *, begun: bool = True) -> None:
+        """A worker offers its layout.
+
+        A script may call prepare() again. What it offers then holds what it offered before, and takes its
+        place when all workers have offered it (`offered_anew`). A worker that joins a run which was prepared
+        by several calls is told to go on until it has made as many.
+
+        Args:
+            begun: some worker has made a step or asked for a batch.
+
+        Raises:
+            LayoutMismatch: it is not the run's.
+        """
         offer = Offer(connection, frame.body)
-        self._check(rank, offer)
+        if offer.calls < self._calls:
+            connection.send(Kind.ADOPTED, {"incomplete": True})
+            return
+        if begun or not self._is_more(offer):
+            self._check(rank, offer)
         self._waiting[rank] = offer
+
+    @property
+    def _calls(self) -> int:
+        """How many calls of prepare() brought the run's model, as far as known; 0: it has none yet."""
+        if self.model is not None:
+            return self.model.calls
+        return 0 if self.checkpoint is None else int(self.checkpoint.meta.get("calls", 1))
+
+    def _is_more(self, offer: Offer) -> bool:
+        return self.model is not None and offer.calls > self.model.calls
+
+    def offered_anew(self, workers: int) -> bool:
+        """Whether all workers have prepared more. If so, their offers are collected as at the beginning."""
+        if self.model is None or sum(map(self._is_more, self._waiting.values())) < workers:
+            return False
+        self.model, self._asked = None, None
+        return True
 
     @property
     def waiting(self) -> set[int]:
@@ -161,6 +195,9 @@ class Adoption:
         assert self.model is not None
         waiting, self._waiting = self._waiting, {}
         for rank, offer in sorted(waiting.items()):
+            if self._is_more(offer):
+                self._waiting[rank] = offer
+                continue
             try:
                 self._check(rank, offer)
                 resumed = first and self.checkpoint is not None

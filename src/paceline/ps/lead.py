@@ -244,6 +244,11 @@ class Lead:
         return self._incarnations[worker]
 
     @property
+    def begun(self) -> bool:
+        """Whether a worker has asked for a batch or made a step since the run started or was resumed."""
+        return bool(self._entered or self._pushes or self._applied_of or self._refusals)
+
+    @property
     def holds(self) -> bool:
         """Whether servers hold pushes for an update to come."""
         return bool(self._held)

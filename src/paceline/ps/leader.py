@@ -284,10 +284,21 @@ class LeadServer(Placing):
         if frame.payload_bytes:
             self._begin_adoption(self._adoption.take_weights(connection, frame))
         else:
-            self._adoption.offered(rank_of(connection), connection, frame)
+            self._adoption.offered(rank_of(connection), connection, frame, begun=self._lead.begun)
+            if self._adoption.offered_anew(self.config.workers):
+                self._begin_anew()
             self._gate_since = self._gate_since or time.monotonic()
             self._try_answer()
             self._try_adopt()
+
+    def _begin_anew(self) -> None:
+        """All workers have prepared more before the first step: the run has no model yet, as at its start."""
+        for peer in [*self._peers.values()]:  # whose goodbye over an older link is on its way
+            self._worker_left(peer, finished=False)
+        self._forget_model()
+        followers, where = self._followers, self._where
+        self._begin_leading(new_lead(self.config, None, None), self._adoption, gate=set())
+        self._followers, self._where = followers, where
 
     def _try_adopt(self) -> None:
         if len(self._followers) == self.config.servers - 1 and self._adoption.ask_for_weights():

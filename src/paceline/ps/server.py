@@ -265,6 +265,10 @@ class Server(Attending):
 
         placement = Placement.from_json(body["placement"])
         Numerics.from_json(body["numerics"]).apply()
+        if self.layout is not None and self.layout.fingerprint != layout.fingerprint:
+            for peer in [*self._peers.values()]:  # all workers have prepared more, and will attach again
+                self._worker_left(peer, finished=False)
+            self._forget_model()
         self._adopt(layout, OptimizerSpec.from_json(body["optimizer"]), region, placement, read_weights)
         self._fresh = self.config.rank not in placement.servers
         for peer in self._peers.values():  # another lead had told it before
@@ -279,6 +283,14 @@ class Server(Attending):
             self._standby = Standby(lead, body, read_blob(bytes(extras), "the run's buffers"))
         link.send(Kind.ADOPTED)
         link.send_aside()
+
+    def _forget_model(self) -> None:
+        """Before the first step the workers have prepared more: another model takes this one's place."""
+        if self.shard is not None:
+            self.shard.close()
+        self.shard = self.layout = self._spec = self._region = self._base = None
+        self._pushed.clear()
+        self._orders.clear()
 
     def _adopt(
         self,

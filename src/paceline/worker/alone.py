@@ -57,22 +57,32 @@ class AloneSession(Session):
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
+        self._objects: list[Any] = []
+        self._source: _AloneSource | None = None
+        self._hooked: list[Any] = []
+        """Optimizers whose steps the source is told of."""
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        if self.prepared:
-            raise UsageError("prepare() was called twice in one script; prepare everything in one call.")
-        got = Prepared(objects)
+        if self._source is not None and self._source.begun:
+            raise UsageError(
+                "prepare() was called again after the first batch. Call prepare() for everything before the "
+                "training loop."
+            )
+        got = Prepared([*self._objects, *objects])
         got.check()
+        self._objects += objects
         self.prepared = True
         for optimizer in got.optimizers:
             use_fused(optimizer)  # as servers do: the results are the same bits
         loader: LeasedLoader | StreamLoader | None = None
-        if got.loader is not None:
-            facts = data_facts(got.loader)
-            source = _AloneSource(facts)
-            for optimizer in got.optimizers:
-                optimizer.register_step_post_hook(source.stepped)
-            loader = lease_loader(got.loader, source, seed=self._seed, rank=0, world_size=1)
+        fresh = got.optimizers[len(self._hooked) :]
+        if got.loader is not None and any(o is got.loader for o in objects):
+            self._source = _AloneSource(data_facts(got.loader))
+            loader = lease_loader(got.loader, self._source, seed=self._seed, rank=0, world_size=1)
+        if self._source is not None:
+            self._hooked += fresh
+            for optimizer in fresh:
+                optimizer.register_step_post_hook(self._source.stepped)
         for model in got.models:
             offer_no_sync(model)
         return got.give_back(objects, loader)
@@ -82,6 +92,8 @@ class _AloneSource:
     """Leases for a script that runs alone."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
+        self.begun = False
+        """Whether a batch was asked for."""
         self._book: LeaseBook | None = None
         self._epoch = 0
         self.steps = 0
@@ -92,6 +104,7 @@ class _AloneSource:
     def take(
         self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
     ) -> Grant:
+        self.begun = True
         if self._book is None:
             self._epoch = max(self._epoch, epoch + wait)
             return Grant([], self._epoch > epoch, False)

@@ -43,6 +43,8 @@ class Adopted:
     mode: str
     """The mode that the run is in: it may have been switched since it began."""
     resumed: bool
+    complete: bool
+    """False: the run was prepared by more calls of prepare() than this worker has made yet."""
     tensors: dict[str, Tensor]
     """Frozen parameters and buffers to start from; on a resume also `rng:` and `user:` entries."""
 
@@ -76,11 +78,13 @@ class Client(Links):
         state_keys: Sequence[str],
         weights: Callable[[], tuple[Tensor, dict[str, Tensor]]],
         models: int = 1,
+        calls: int = 1,
     ) -> Adopted:
         """Offer the models; worker 0 is asked for its weights, all get what to start from.
 
         Args:
             models: how many there are.
+            calls: how many calls of prepare() brought them.
             weights: gives the whole parameter space as bytes, and frozen parameters and buffers.
         """
         self._layout = layout
@@ -96,6 +100,8 @@ class Client(Links):
         }
         if models > 1:
             body["models"] = models
+        if calls > 1:
+            body["calls"] = calls
         self._send(self._lead, Kind.OFFER, body)
         frame = self._receive(self._lead, Kind.ADOPT, Kind.ADOPTED)
         if frame.kind is Kind.ADOPT:
@@ -105,6 +111,8 @@ class Client(Links):
             self._send(self._lead, Kind.OFFER, {"extras_bytes": len(blob)}, payload)
             frame = self._receive(self._lead, Kind.ADOPTED)
         blob = self._lead.read_blob(frame, frame.payload_bytes)
+        if "incomplete" in frame.body:
+            return Adopted(epoch=0, mode=str(self.mode), resumed=False, complete=False, tensors={})
         self._reach_all(frame.body)
         if not self.local:
             for fd in frame.descriptors:
@@ -116,6 +124,7 @@ class Client(Links):
             epoch=field(frame.body, "epoch", int),
             mode=field(frame.body, "mode", str),
             resumed=field(frame.body, "resumed", bool),
+            complete=True,
             tensors=parse_tensors(blob) if blob else {},
         )
 
@@ -487,15 +496,16 @@ class Client(Links):
             with self._losing(connection):
                 self._send(connection, Kind.SAVED, body, [blob])
 
-    def bye(self, last: dict[str, Any] | None = None) -> None:
+    def bye(self, last: dict[str, Any] | None = None, *, comes_back: bool = False) -> None:
         """Leave in order: the script has ended, or the run wanted it so.
 
         Args:
             last: fields of the message: what no push has told.
+            comes_back: the script has not ended: it prepares more, and joins again.
         """
         for connection in reversed(self._links):
             with contextlib.suppress(LinkError):
-                body = {"left": True} if self.leave_due else last or {}
+                body = {"left": True} if self.leave_due or comes_back else last or {}
                 self._send(connection, Kind.BYE, body)
         self.close()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paceline.comm.protection import protection
 from paceline.exceptions import UsageError
@@ -46,7 +47,7 @@ class GradientMemory:
         self._flats = flats if sum(flat.nbytes for flat in flats) <= _SMALL_BYTES else ()
         self._zeroed = [False] * len(self._views)
         self._on_gradient: Callable[[int], None] | None = None
-        self._hooked = False
+        self._hooks: list[RemovableHandle] = []
         if not self._flats:
             self._put_one_by_one()
         for p, view in zip(self._parameters, self._views, strict=True):
@@ -57,13 +58,19 @@ class GradientMemory:
     def watch(self, on_gradient: Callable[[int], None]) -> None:
         """Have each tensor told of, by its place, whose gradient is in the memory."""
         self._on_gradient = on_gradient
-        if not self._hooked:
+        if not self._hooks:
             self._put_one_by_one()
 
     def _put_one_by_one(self) -> None:
-        self._hooked = True
-        for i, p in enumerate(self._parameters):
-            p.register_post_accumulate_grad_hook(self._hook(i))
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._parameters)
+        ]
+
+    def release(self) -> None:
+        """Gradients are no longer put into the memory; those that lie there stay."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _hook(self, i: int) -> Callable[[Tensor], None]:
         view, name = self._views[i], self._names[i]

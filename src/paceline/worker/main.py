@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 
 from paceline.causes import cause_of
-from paceline.comm import Address, Kind
+from paceline.comm import Address, Frame, Kind
 from paceline.comm.compression import parse_compression
 from paceline.comm.errors import error_body
 from paceline.comm.faults import Faults
@@ -91,7 +91,8 @@ def run_worker(
     owner = f"worker-{config.rank}.{config.incarnation}"
     spans = recorder_of(config.spans_in, owner, clock_ns=config.clock_ns)
 
-    def reach_servers() -> Client:
+    @functools.cache  # who prepares again finds the servers where they were
+    def hear_start() -> Frame:
         controller.sock.settimeout(config.deadline_s)
         try:
             frame = controller.receive()
@@ -101,6 +102,10 @@ def run_worker(
             ) from None
         if frame.kind is not Kind.START:
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
+        return frame
+
+    def reach_servers() -> Client:
+        frame = hear_start()
         lead = field(frame.body, "lead", int)
         address = Address.from_json(field(frame.body, "servers", dict)[str(lead)])
         make: Callable[..., Client] = Client

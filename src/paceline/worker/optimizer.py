@@ -13,7 +13,15 @@ from torch import Tensor
 from paceline.exceptions import UsageError
 from paceline.params import StateBook, TensorInfo, dtype_named
 
-__all__ = ["ExchangingOptimizer", "as_loaded", "has_history", "make_exchanging", "pack_state", "unpack_state"]
+__all__ = [
+    "ExchangingOptimizer",
+    "as_loaded",
+    "has_history",
+    "make_exchanging",
+    "pack_state",
+    "stop_exchanging",
+    "unpack_state",
+]
 
 
 class _Exchange(Protocol):
@@ -82,6 +90,12 @@ def make_exchanging(optimizer: torch.optim.Optimizer, exchange: _Exchange) -> No
     optimizer._paceline = exchange  # type: ignore[attr-defined]
     # A fused optimizer would have a gradient scaler leave the unscaling to its kernel.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def stop_exchanging(optimizer: torch.optim.Optimizer) -> None:
+    """Undo `make_exchanging`: the optimizer is of its own class again."""
+    _, optimizer.__class__ = type(optimizer).__bases__
+    del optimizer._paceline  # type: ignore[attr-defined]
 
 
 def has_history(optimizer: torch.optim.Optimizer) -> bool:

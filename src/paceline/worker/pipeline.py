@@ -157,10 +157,10 @@ class PipelinedClient(Client):
         """Call this with each slice that has arrived, before anybody looks at it."""
         self._upload = upload
 
-    def bye(self, last: dict[str, Any] | None = None) -> None:
+    def bye(self, last: dict[str, Any] | None = None, *, comes_back: bool = False) -> None:
         """As any client."""
         self._closing = True
-        super().bye(_together(self._unsaid, last or {}))
+        super().bye(_together(self._unsaid, last or {}), comes_back=comes_back)
 
     def close(self) -> None:
         """Send what is left to send, close all links, end all threads."""

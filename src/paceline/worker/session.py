@@ -31,7 +31,7 @@ from paceline.params import (
 from paceline.worker.account import Account, Skipped
 from paceline.worker.alone import AloneSession, Session, offer_no_sync
 from paceline.worker.buffers import BufferSchedule
-from paceline.worker.client import Client, Grant
+from paceline.worker.client import Adopted, Client, Grant
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
 from paceline.worker.ending import Ending
 from paceline.worker.free import FreeExchange
@@ -39,12 +39,19 @@ from paceline.worker.gate import guard_parameters
 from paceline.worker.group import ENDS, Group, GroupLinks, part_of
 from paceline.worker.group_stepping import GroupMemory, GroupStepper
 from paceline.worker.loader import data_facts, lease_loader
-from paceline.worker.optimizer import as_loaded, has_history, make_exchanging, pack_state, unpack_state
+from paceline.worker.optimizer import (
+    as_loaded,
+    has_history,
+    make_exchanging,
+    pack_state,
+    stop_exchanging,
+    unpack_state,
+)
 from paceline.worker.phases import on_backward, watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
 from paceline.worker.prepared import Models, Prepared
 from paceline.worker.reporting import Reporter
-from paceline.worker.sides import OptimizerSide
+from paceline.worker.sides import Incomplete, OptimizerSide, incomplete
 from paceline.worker.state import (
     OWN_PARTS,
     capture,
@@ -126,6 +133,14 @@ class RunSession(Session):
         self._replaying = False
         self._epoch = -1
         self._clock = 0
+        self._objects: list[Any] = []
+        """What prepare() got, in all calls."""
+        self._calls = 0
+        self._joined = self._begun = False
+        self._hooks: list[Any] = []
+        self._watched: list[nn.Module] = []
+        self._reached = False
+        """Whether `_client` is there to offer something."""
         self._batch_samples = 0
         """Samples of the last step that had any."""
 
@@ -137,12 +152,55 @@ class RunSession(Session):
     # --- prepare ----------------------------------------------------------------------------------
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """Offer the model, join the run, and make the objects work with it."""
-        if self.prepared:
-            raise UsageError("prepare() was called twice in one run; prepare everything in one call.")
-        got = Prepared(objects)
+        """Offer the models, join the run, and make the objects work with it.
+
+        Called again before the first batch and step, it leaves, offers what all calls brought, and joins
+        again.
+        """
+        if self._begun:
+            raise UsageError(
+                "prepare() was called again after the first batch or step. Call prepare() for everything "
+                "before the training loop."
+            )
+        got = Prepared([*self._objects, *objects])
+        if self._objects and self.mode.grouped:
+            raise UsageError(
+                f"prepare() was called twice; in mode {self.mode} prepare everything in one call."
+            )
         if len(got.optimizers) > 1 and (reason := self.mode.one_optimizer_reason()):
             raise UsageError(f"prepare() got {len(got.optimizers)} optimizers: {reason}.")
+        if self.prepared:
+            self._leave_for_more()
+        self._objects += objects
+        self._calls += 1
+        spec, data = self._lay_out(got)
+        if not self._reached:
+            self._client = self._reach_servers()
+            self._reached = True
+        adopted = self._client.offer(
+            self._layout, spec, data, [*self._models.state()], self._weights, len(self._models), self._calls
+        )
+        if adopted.complete:
+            self._join(got, adopted)
+        else:  # the run was prepared by more calls than this worker has made
+            for side in self._sides:
+                make_exchanging(side.optimizer, Incomplete(self._calls))
+        self.prepared = True
+        loader = None
+        self._has_loader = got.loader is not None
+        if got.loader is not None and any(o is got.loader for o in objects):
+            loader = lease_loader(
+                got.loader,
+                self,
+                seed=self._seed,
+                rank=self.rank,
+                world_size=self.world_size,
+                group_start=self.rank if self._group is None else self._group.root,
+            )
+        return got.give_back(objects, loader)
+
+    def _lay_out(self, got: Prepared) -> tuple[OptimizerSpec, dict[str, Any] | None]:
+        """Lay out what is trained, and look at the data."""
         self._models, self._schedulers = Models(got.models), got.schedulers
         served = [self._served_for(optimizer) for optimizer in got.optimizers]
         spec = OptimizerSpec.of_all(served, self._optimizers)
@@ -161,10 +219,10 @@ class RunSession(Session):
         self._has_loader = data is not None
         if self.mode.by_epoch or self.mode.batches == "speed":
             _check_has_epochs(self.mode, data)
-        self._client = self._reach_servers()
-        adopted = self._client.offer(
-            layout, spec, data, [*self._models.state()], self._weights, len(self._models)
-        )
+        return spec, data
+
+    def _join(self, got: Prepared, adopted: Adopted) -> None:
+        """Start from what the run has, and train with it from here on."""
         self.mode = self._client.mode = parse_mode(adopted.mode)
         extras = {k: v for k, v in adopted.tensors.items() if not k.startswith(OWN_PARTS)}
         load_extras(self._models, extras, self._trained)
@@ -180,7 +238,7 @@ class RunSession(Session):
             make_exchanging(side.optimizer, side)
             if runs_here(self.mode):
                 use_fused(side.optimizer)
-        self._take_memory(layout, parameters, local_steps)
+        self._take_memory(self._layout, self._parameters, local_steps)
         self._sent_settings: list[Any] = []
         if adopted.resumed:
             self._load_local(adopted.tensors)
@@ -192,29 +250,46 @@ class RunSession(Session):
                     self.load_optimizer_state(side, side.optimizer.local_state())  # type: ignore[attr-defined]
         for model in got.models:
             offer_no_sync(model)
-            model.register_load_state_dict_post_hook(self._make_load_hook())
+            self._hooks.append(model.register_load_state_dict_post_hook(self._make_load_hook()))
         self._ending = Ending(self._client, self._group, has_loader=got.loader is not None)
         if self._group is None:  # without one of its members a group goes back to a checkpoint
             self._buffers = BufferSchedule(self._models, self._trained, workers=self.world_size)
-        self.prepared = True
-        on_backward(self._find_zeroed, self._account.backward)
+        self._joined, self._begun = True, False
+        if not self._watched:
+            on_backward(self._find_zeroed, self._account.backward)
         if self._spans.on:
             for model in got.models:
-                watch_forward(model, self._lane)
-            watch_backward(self._lane)
+                if not any(model is watched for watched in self._watched):
+                    watch_forward(model, self._lane)
+            if not self._watched:
+                watch_backward(self._lane)
             self._lane.enter(Phase.OTHER)  # what came before is no part of the training
-        loader = None
-        self._has_loader = got.loader is not None
-        if got.loader is not None:
-            loader = lease_loader(
-                got.loader,
-                self,
-                seed=self._seed,
-                rank=self.rank,
-                world_size=self.world_size,
-                group_start=self.rank if self._group is None else self._group.root,
-            )
-        return got.give_back(objects, loader)
+        self._watched = got.models
+
+    def _require_joined(self) -> None:
+        """UsageError if the run was prepared by more calls than this worker has made."""
+        if not self._joined:
+            raise incomplete(self._calls)
+
+    def _leave_for_more(self) -> None:
+        """The script prepares more: leave the run as if it had not been joined."""
+        for side in self._sides:
+            stop_exchanging(side.optimizer)
+        if not self._joined:
+            return
+        self._joined = False
+        if self._free is not None:
+            self._free.stop()
+            self._free = None
+        self._client.settle()
+        self._client.bye(comes_back=True)
+        self._reached = False
+        for side in self._sides:
+            if isinstance(side.stepper, Gradients):
+                side.stepper.gradients.release()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _served_for(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer that the servers run for one of the script's."""
@@ -389,6 +464,7 @@ class RunSession(Session):
 
     def step(self, side: OptimizerSide) -> None:
         """What optimizer.step() does: a step of the mode, with the exchanges it asks for."""
+        self._begun = True
         phase = self._lane.enter(Phase.PUSH)
         if len(self._sides) == 1 or self._account.tally()[0] or not self._has_loader:
             self._save_if_asked()  # not between two steps with the same batch
@@ -574,6 +650,8 @@ class RunSession(Session):
 
     def assign(self) -> None:
         """Make the servers take over the model's present parameters."""
+        if not self._joined:
+            return  # the run's are newer, and come when it joins
         if self._client.arrives_late:
             self._client.settle()
         if self._group is not None and not self._replaying:
@@ -613,6 +691,7 @@ class RunSession(Session):
     @contextlib.contextmanager
     def run_parameters(self) -> Iterator[None]:
         """Within, the model has the run's parameters, not the worker's own."""
+        self._require_joined()
         if self._memory.near is self._memory.base:
             if not (self._client.arrives_late or self.mode.serverless):  # there they are here, and only here
                 self._client.settle()
@@ -644,6 +723,7 @@ class RunSession(Session):
 
     def load_optimizer_state(self, side: OptimizerSide, state: dict[str, Any]) -> None:
         """Take over an optimizer state_dict, where the optimizer runs."""
+        self._begun = True
         if self._replaying:
             return
         if self._group is not None and self.mode.serverless:
@@ -672,6 +752,8 @@ class RunSession(Session):
         self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
     ) -> Grant:
         """Leases from the lead server."""
+        self._require_joined()
+        self._begun = True
         self._ending.enter(epoch)
         self.back()  # from here on it is the loader's time
         if wait and self.mode.local:
@@ -774,6 +856,7 @@ class RunSession(Session):
 
     def ends_early(self) -> bool:
         """Whether the loop ends here because the run ends early."""
+        self._require_joined()
         if self._ending.told:
             self._lane.enter(Phase.OTHER)
         return self._ending.told
@@ -786,6 +869,7 @@ class RunSession(Session):
         """
         if not self.prepared:
             raise UsageError("should_stop() was called before prepare(): call paceline.prepare(…) first.")
+        self._require_joined()
         self._ending.asks()
         if self._replaying or self._ending.told:
             return self._ending.told
@@ -797,7 +881,7 @@ class RunSession(Session):
     def _save_if_asked(self) -> None:
         """A worker's part of a checkpoint is due between two batches and not in a step: what it does after
         that (a scheduler's step, say) belongs to it."""
-        if self.prepared and (self._client.save_due() or self._owes_save):
+        if self._joined and (self._client.save_due() or self._owes_save):
             self._save()
 
     def _quieten(self, scheduler: Any) -> None:
@@ -909,6 +993,7 @@ class RunSession(Session):
     def finish(self) -> None:
         """The script ended in order."""
         if self.prepared:
+            self._require_joined()
             if self._free is not None:
                 self._free.stop()
             if self._group is not None:

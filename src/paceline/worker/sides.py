@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from paceline.exceptions import UsageError
 from paceline.params import Layout, OptimizerSpec, TensorInfo
 from paceline.worker.stepping import Stepper
 
-__all__ = ["OptimizerSide", "Steps"]
+__all__ = ["Incomplete", "OptimizerSide", "Steps", "incomplete"]
 
 
 class Steps(Protocol):
@@ -82,3 +83,37 @@ class OptimizerSide:
         """Of the optimizer's parameters, in its order; None for those that are not trained."""
         known = {id(p): info for p, info in zip(self.parameters, self.layout.tensors, strict=True)}
         return [known.get(id(p)) for group in self.optimizer.param_groups for p in group["params"]]
+
+
+class Incomplete:
+    """In the place of an OptimizerSide while this worker has prepared less than the run was prepared with.
+
+    Args:
+        calls: how many calls of prepare() the worker has made.
+    """
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+
+    def step(self) -> None:
+        """Refused."""
+        raise incomplete(self._calls)
+
+    def zeroed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing: no batch was read."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Refused."""
+        raise incomplete(self._calls)
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Nothing: what the run has is newer."""
+
+
+def incomplete(calls: int) -> UsageError:
+    """The error of a worker that trains before it has prepared all that the run was prepared with."""
+    return UsageError(
+        f"this worker has called prepare() {calls} time(s) before its first batch or step, and the run was "
+        "prepared by more calls. Call prepare() for everything before the training loop, on every worker and "
+        "also when the run is resumed."
+    )
