@@ -50,7 +50,7 @@ def die(epoch, i):
 list(Shuffled())
 train(Shuffled(), at_step=die)
 """,
-        mode="asp",
+        mode="asp+damping=none",
         threads=1,
     )
     assert ran.error is None, ran.error

@@ -31,7 +31,7 @@ for epoch, batches in until_enough(loader):
 def test_another_number_of_workers_is_refused_by_name_and_every_batch_counts_once(run):
     """With 3 workers of which two count for 2, batches were lost and done twice."""
     watch = Scaling(3, 1)
-    ran = run(SOURCE, workers=2, mode="asp", threads=1, watch=watch)
+    ran = run(SOURCE, workers=2, mode="asp+damping=none", threads=1, watch=watch)
     watch.join()
     assert ran.error is None, ran.error
     for answer, wanted in zip(watch.answers, (3, 1), strict=True):
