@@ -194,6 +194,9 @@ class Case:
             change |= {"accumulate": 1, "flush": False, "scaler": "none", "clip": "none"}
         if "sparse_embedding" in case.blocks or case.edit == "hook":
             change |= {"before": "none"}
+        elif case.optimizer.startswith("NAdam") and case.before == "steps":
+            # The servers get mu_product in the parameter's dtype, as if it had been loaded.
+            change |= {"before": "state"}
         if case.second_optimizer:
             change |= {"groups": "one", "edit": "none", "scaler": "none", "reload": "none"}
         if "mixed_dtype" in case.blocks:
@@ -205,6 +208,9 @@ class Case:
                 "edit": "none",
                 "zero_grad": "start",
                 "scaler": "none",
+                "skip": "none",  # a step, so that the run can refuse it
+                "accumulate": 1,
+                "flush": False,
             }
         if case.sampler in ("uneven_batches", "batch_sampler") and case.batch == 1:
             change |= {"batch": 2}
@@ -222,6 +228,12 @@ class Case:
             change["clip"] = "none"
         if self.scheduler == "plateau":  # every worker has a loss of its own
             change["scheduler"] = "step"
+        if self.scheduler in ("one_cycle", "lambda"):
+            # A worker without a part of a short last round would be one step behind.
+            if self.sampler in ("batch_sampler", "uneven_batches"):
+                change["scheduler"] = "step"
+            else:
+                change["drop_last"] = True
         if self.data in ("stream", "augmented"):
             change["data"] = "tensors"
         if self.evaluate == "steps":  # a short last round may leave a worker without a step
