@@ -214,9 +214,10 @@ class Case:
             }
         if case.sampler in ("uneven_batches", "batch_sampler") and case.batch == 1:
             change |= {"batch": 2}
-        if "batchnorm" in case.blocks and (case.batch == 1 or case.draws % case.batch == 1):
-            change |= {"blocks": tuple(b for b in case.blocks if b != "batchnorm") or ("linear",)}
         case = replace(case, **change)
+        ones = case.sampler == "uneven_batches" or case.batch == 1 or case.draws % case.batch == 1
+        if ones and "batchnorm" in case.blocks:  # torch refuses a batch of one sample
+            case = replace(case, blocks=tuple(b for b in case.blocks if b != "batchnorm") or ("linear",))
         return case._for_two_workers() if case.way == "bsp" else case
 
     def _for_two_workers(self) -> "Case":
