@@ -272,6 +272,7 @@ class _Player:
             samples=h.samples,
             epochs=h.epochs,
             normalised=is_normalised(h.settings["mode"]),
+            lossy=h.settings["mode"] == "hogwild",
         )
         for left in self.directory.glob("checkpoints/.*"):
             wrong.append(f"{left.name} was left in the run's checkpoints")
