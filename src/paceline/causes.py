@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from signal import Signals
 
-from paceline.exceptions import LinkError, PacelineError
+from paceline import exceptions
 
 __all__ = ["Cause", "Ending", "cause_of", "ending_of", "explained"]
 
@@ -95,7 +95,7 @@ def cause_of(error: BaseException) -> Cause:
     while each is not None and id(each) not in seen:
         seen.add(id(each))
         cause = _own_cause(each)
-        if cause is not Cause.USER_ERROR or isinstance(each, PacelineError):
+        if cause is not Cause.USER_ERROR or isinstance(each, exceptions.PacelineError):
             return cause
         each = each.__cause__
     return Cause.USER_ERROR
@@ -104,9 +104,9 @@ def cause_of(error: BaseException) -> Cause:
 def _own_cause(error: BaseException) -> Cause:
     # By the names of its classes: torch is not imported here, and other libraries never are.
     names = {kind.__name__ for kind in type(error).__mro__}
-    if isinstance(error, LinkError):
+    if isinstance(error, exceptions.LinkError):
         return Cause.LOST_LINK
-    if isinstance(error, PacelineError):
+    if isinstance(error, exceptions.PacelineError):
         return Cause.USER_ERROR
     if isinstance(error, MemoryError) or "OutOfMemoryError" in names:
         return Cause.OUT_OF_MEMORY

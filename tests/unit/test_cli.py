@@ -505,9 +505,9 @@ def test_resume_refuses(invoke: Invoke, tmp_path: Path) -> None:
 def test_export(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run("succeeded")
 
-    def export_run(run: RunDirectory, path: Path) -> SimpleNamespace:
+    def export_run(run: RunDirectory, path: Path, model: int | None) -> SimpleNamespace:
         path.write_bytes(bytes(2000))
-        return SimpleNamespace(version=1200)
+        return SimpleNamespace(version=1200, meta={})
 
     monkeypatch.setattr(api, "export_run", export_run)
     result = invoke("export", "last", "model.safetensors")

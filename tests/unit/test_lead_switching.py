@@ -241,6 +241,7 @@ class World:
             "samples": self.samples,
             "applied": 0,
             "refused": 0,
+            "skipped": 0,
             "unused": 0,
         }
         assert lead.totals.samples == sum(a["applied"] for a in accounts)

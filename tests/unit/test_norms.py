@@ -96,7 +96,7 @@ def test_an_absurd_push_is_refused_counted_and_its_worker_quarantined(mode):
 
 
 def test_a_push_that_says_no_norm_is_not_judged():
-    run = Pushing("asp")
+    run = Pushing("asp+damping=none")
     push = Push(id=PushId(0, 0, 0), read_version=0, samples=4, leases=(), void=False)
     for _ in range(LEAST):
         run.push(1, 1.0)
