@@ -66,6 +66,30 @@ def test_each_frame_comes_once_and_in_order_however_often_the_link_breaks(damage
     server.close()
 
 
+def test_a_pull_that_was_lost_and_answered_all_the_same_is_sent_again():
+    """A server answers a pull when the lead says so, which may come sooner than the pull."""
+    client, server = pair()
+    client.keep()
+    server.keep()
+    client.damage = "drop"
+    client.send(Kind.PULL, {"n": 1})
+    server.send(Kind.ADMIT, {"n": 1})
+    assert client.receive().body == {"n": 1}
+    client.send(Kind.PUSH, {"n": 2})
+    with pytest.raises(LinkError, match="replayed or lost"):
+        server.receive()
+    new_client, new_server = pair()
+    received = server.received
+    server.go_on(new_server, client.received)
+    client.go_on(new_client, received)
+    assert [server.receive().body["n"] for _ in range(2)] == [1, 2]
+    server.send(Kind.ADMIT, {"n": 2})
+    client.receive()
+    assert not client._kept
+    client.close()
+    server.close()
+
+
 def test_what_was_not_kept_cannot_be_sent_again():
     one, two = pair()
     one.keep()

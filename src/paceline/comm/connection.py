@@ -161,6 +161,13 @@ class Connection:
             number = self._sent_before + self._sent
             self._kept.append(_Kept(number, kind, body, payload, descriptors))
 
+    @staticmethod
+    def _forget_answered(kept: list[_Kept]) -> None:
+        """Whoever answers has what was sent before, except for pulls at the end: a server answers a pull when
+        the lead says so, and that may come sooner than the pull, which may be lost on its way."""
+        last = max((at for at, each in enumerate(kept) if each.kind is not Kind.PULL), default=-1)
+        del kept[: last + 1]
+
     # --- frames -----------------------------------------------------------------------------------
 
     def wait(self, seconds: float) -> bool:
@@ -357,7 +364,7 @@ class Connection:
             if header.kind is Kind.PROBE:
                 self._received_before -= 1
             elif self._kept:
-                self._kept.clear()
+                self._forget_answered(self._kept)
             return Frame(header.kind, frames.decode_body(body), header.payload_bytes, descriptors)
         except BaseException:
             for fd in descriptors:
