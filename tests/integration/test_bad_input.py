@@ -193,9 +193,10 @@ def test_another_optimizer_or_another_loader_on_one_worker_is_shown_too(run):
     assert_failed(ran, "worker:1: LayoutMismatch", "the loader gives", "'samples': 17", "'samples': 16")
 
 
-def test_prepare_called_twice(run):
+def test_prepare_called_twice_with_a_loader_each(run):
     ran = run(MODEL + "prepared()\nprepared()", workers=1, threads=1)
-    assert_failed(ran, "worker:0: UsageError: prepare() was called twice")
+    said = "prepare() got 2 models, 2 optimizers and 2 loaders, in all its calls together"
+    assert_failed(ran, f"worker:0: UsageError: {said}")
 
 
 @pytest.mark.parametrize("mode", ["bsp", "ssp:1", "asp"])

@@ -485,7 +485,7 @@ def test_a_signal_leaves_a_checkpoint_even_if_a_worker_hangs(run, tmp_path, numb
     assert [a["applied"] for a in ran.status.leases[:4]] == [44] * 4
 
 
-@pytest.mark.parametrize("repeated", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("repeated", first(1, [False, True], ["once", "twice"]))
 def test_sigterm_to_all_processes_at_once_leaves_a_checkpoint(run, tmp_path, repeated):
     """What systemd and SLURM do to a control group. A second one right behind it is the same request."""
     again = "stopping" if repeated else None
@@ -510,6 +510,7 @@ SLOW_DISK = "slowdisk server:*@1:600ms"
 WIDE = 120_000
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_takes_long_is_finished_before_a_stopped_run_ends(run, tmp_path):
     """With its progress shown; and what workers would compute meanwhile is not computed in vain."""
     directory, code, took, output = start_and_signal(
@@ -526,6 +527,7 @@ def test_a_checkpoint_that_takes_long_is_finished_before_a_stopped_run_ends(run,
     assert not list(stopped.run.checkpoints_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_gives_up_the_checkpoint_and_leaves_nothing_of_it(tmp_path):
     directory, code, _, output = start_and_signal(
         tmp_path, signal.SIGINT, faults="slowdisk server:*@1:20s", again="stopping", spin=0.05, width=WIDE

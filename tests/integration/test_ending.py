@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.conftest import PRELUDE
 from tests.integration.test_faults import TOOLS
+from tests.speed import first
 
 # Each worker has buffers of its own, so each finds another loss: they disagree on when to stop.
 EARLY_STOPPING = (
@@ -219,6 +220,7 @@ result(paceline.should_stop())
     assert ran.model
 
 
+@pytest.mark.slow
 def test_the_time_limit_on_the_command_line_ends_the_run_in_order(tmp_path):
     script = tmp_path / "train.py"
     source = """
@@ -310,7 +312,7 @@ with contextlib.suppress(KeyboardInterrupt):
 # --- with faults --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["bsp", "asp"])
+@pytest.mark.parametrize("mode", first(1, ["bsp", "asp"]))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_worker_killed_at_its_vote_is_replaced_and_all_end(run, mode, when):
     source = f"""
@@ -336,13 +338,14 @@ result(epoch)
     assert one == two == 4 if mode == "bsp" else min(one, two) <= 4
 
 
-@pytest.mark.parametrize("mode", ["bsp", "asp"])
+@pytest.mark.parametrize("mode", first(1, ["bsp", "asp"]))
 @pytest.mark.parametrize("when", ["heard", "answered"])
 def test_a_lead_killed_at_a_vote_changes_no_answer(run, mode, when):
     """It dies when it has heard the first vote, or has sent the first verdict."""
     source = f"""
 model, optimizer, loader = prepared()
 import paceline.worker.client
+
 votes, vote = itertools.count(1), paceline.worker.client.Client._ask_lead
 def ask(self, kind, body, answer):
     mine = kind is Kind.VOTE and next(votes) == 2

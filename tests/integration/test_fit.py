@@ -175,6 +175,7 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(found):
     assert message.startswith("worker:") and "UsageError: torch.optim.LBFGS cannot run" in message
 
 
+@pytest.mark.slow
 def test_a_regression_has_no_accuracy(found):
     assert found["regression"]["metrics"].keys() == {"loss", "test_loss"}
 

@@ -163,7 +163,7 @@ def assert_groups_agree(ran: Any, *groups: tuple[int, ...]) -> None:
         assert marks[0] and all(m == marks[0] for m in marks[1:])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first(5, MODES))
 def test_every_mode_between_groups_counts_exactly_and_keeps_groups_together(run, mode):
     """Two groups of two (backup: three of one and two), 50 samples that divide into neither."""
     workers, groups = (5, 3) if mode == "backup:1" else (4, 2)

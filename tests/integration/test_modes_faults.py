@@ -41,7 +41,8 @@ def assert_books(ran: Any, samples: int = 48, epochs: int = 3) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "link"), [*((m, "shm") for m in MODES), *((m, "tcp") for m in OVER_TCP)], ids=str
+    ("mode", "link"),
+    first(len(MODES), [*((m, "shm") for m in MODES), *((m, "tcp") for m in OVER_TCP)]),
 )
 def test_a_worker_killed_in_an_epoch_is_replaced_and_every_sample_is_applied_once(run, mode, link):
     source = TOOLS + "train(prepared(), epochs=3, at_step=lambda step: die() if step == 3 else None)"

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.speed import first
+
 SCRIPT = "import time\ntime.sleep(600)\n"
 DEADLINE_S = 60.0
 
@@ -29,7 +31,7 @@ def family_of(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-@pytest.mark.parametrize(("number", "when"), [(signal.SIGTERM, 1), (signal.SIGINT, 4)])
+@pytest.mark.parametrize(("number", "when"), first(1, [(signal.SIGTERM, 1), (signal.SIGINT, 4)]))
 def test_a_signal_while_roles_start_ends_all_of_them(command, tmp_path, number, when):
     """`when`: as soon as there are so many processes beside the controller; the first is the fork server."""
     env = {**os.environ, "PACELINE_RUNS": str(tmp_path / "runs")}

@@ -90,8 +90,9 @@ class Prepared:
         if not self.models or not self.optimizers or len(self.loaders) > 1:
             raise UsageError(
                 f"prepare() got {len(self.models)} models, {len(self.optimizers)} optimizers and "
-                f"{len(self.loaders)} loaders; it takes one or more models, one or more optimizers and at "
-                "most one loader (the training data; evaluation data needs no preparing)."
+                f"{len(self.loaders)} loaders, in all its calls together; it takes one or more models, one "
+                "or more optimizers and at most one loader (the training data; evaluation data needs no "
+                "preparing)."
             )
         self.loader: DataLoader[Any] | None = self.loaders[0] if self.loaders else None
         self._check_initialized()
