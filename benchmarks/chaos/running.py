@@ -176,7 +176,7 @@ def run(
     *,
     fault: Fault | None = None,
     faults: str = "",
-    work: Work = Work(),  # noqa: B008 - it is a value
+    work: Work = Work(),
     watch: Callable[[RunStatus], None] | None = None,
     **settings: Any,
 ) -> Ran:
@@ -203,7 +203,7 @@ def run(
     return Ran(path, controller.status, error, fault)
 
 
-def counted(ran: Ran, work: Work = Work(), *, resumed: bool = False) -> Outcome:  # noqa: B008
+def counted(ran: Ran, work: Work = Work(), *, resumed: bool = False) -> Outcome:
     """What a run's own books, and the record of every push, say.
 
     Args:
@@ -276,7 +276,7 @@ class Command:
         bench: Bench,
         name: str,
         *options: str,
-        work: Work = Work(),  # noqa: B008 - it is a value
+        work: Work = Work(),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.path = bench.folder / name
