@@ -71,8 +71,13 @@ class Snapshot:
                     found.append(f"thread {thread.name}")
         if _names(self.shm) - self.files:
             gc.collect()  # A multiprocessing semaphore keeps its name until it is collected.
-        new_files = sorted(_names(self.shm) - self.files)
-        return found + [f"file {self.shm / name}" for name in new_files if self._is_ours(name)]
+        # Another process that makes a semaphore has a file of another name here for a moment: look again.
+        while (left := self._new_files()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return found + [f"file {self.shm / name}" for name in left]
+
+    def _new_files(self) -> list[str]:
+        return [name for name in sorted(_names(self.shm) - self.files) if self._is_ours(name)]
 
     def _new_processes(self) -> list[psutil.Process]:
         """Our descendants that were not there before, less Python's own helpers."""

@@ -14,7 +14,7 @@ WAYS = ("asp", "bsp")
 """asp: one worker, compared bit by bit. bsp: two workers, compared with one process and the whole batch."""
 
 NOT_YET: dict[str, str] = {
-    "second_optimizer=True": "prepare() takes one optimizer",
+    "second_optimizer=True": "in bsp a worker may end its epoch before the second optimizer's last step",
 }
 """Choices that the generator leaves out for now, as `field=value`, with the reason."""
 
