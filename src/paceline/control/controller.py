@@ -577,7 +577,9 @@ class Controller(Steering):
             if self._announced:
                 self._start(name)
         else:
-            self.status.servers[rank].pid = field(body, "pid", int)
+            # A server that joined shortly before a takeover is not in the status that was written last.
+            known = self.status.servers.setdefault(rank, ServerStatus(rank=rank))
+            known.pid = field(body, "pid", int)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """News from a role."""
