@@ -13,7 +13,7 @@ from signal import Signals
 
 from paceline import exceptions
 
-__all__ = ["Cause", "Ending", "cause_of", "ending_of", "explained"]
+__all__ = ["Cause", "ProcessEnd", "cause_of", "ending_of", "explained"]
 
 
 class Cause(Enum):
@@ -41,7 +41,7 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessEnd:
     """How a process ended."""
 
     cause: Cause
@@ -166,11 +166,11 @@ def _number(limit: int) -> str:
     return "any number of" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
 
-def ending_of(code: int | None, signal: int | None) -> Ending:
+def ending_of(code: int | None, signal: int | None) -> ProcessEnd:
     """How a process ended, by its exit code or by the signal that killed it."""
     if not signal:
-        return Ending(Cause.EXITED, f"exited with code {code}")
-    return Ending(Cause.CRASHED, f"was killed by {_name(signal)}", _guess(signal))
+        return ProcessEnd(Cause.EXITED, f"exited with code {code}")
+    return ProcessEnd(Cause.CRASHED, f"was killed by {_name(signal)}", _guess(signal))
 
 
 def _name(signal: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from paceline.causes import Cause, Ending
+from paceline.causes import Cause, ProcessEnd
 
 __all__ = [
     "Announce",
@@ -370,7 +370,7 @@ class RunMachine:
         """A server that was to leave holds nothing any more."""
         return [Dismiss(rank)] if rank in self.leaving else []
 
-    def exited(self, role: str, rank: int, incarnation: int, ending: Ending) -> list[Decision]:
+    def exited(self, role: str, rank: int, incarnation: int, ending: ProcessEnd) -> list[Decision]:
         """A process ended."""
         numbers = self.server_incarnations if role == "server" else self.incarnations
         present = incarnation == numbers.get(rank)
@@ -394,7 +394,7 @@ class RunMachine:
         """Whether a worker has only to end."""
         return rank in self.finished or rank in self.retired
 
-    def _gone(self, role: str, rank: int, ending: Ending, traceback: str = "") -> list[Decision]:
+    def _gone(self, role: str, rank: int, ending: ProcessEnd, traceback: str = "") -> list[Decision]:
         """A role ended: replace it, alone or with all that depended on it."""
         name = f"{role}:{rank}"
         server, may_pass = role == "server", ending.cause.may_pass
@@ -425,7 +425,7 @@ class RunMachine:
             )
         return self._replace(rank, ending.how)
 
-    def _used_up(self, ending: Ending) -> str:
+    def _used_up(self, ending: ProcessEnd) -> str:
         """How a role ended, and that none may be replaced any more."""
         used = self._used
         before = f" after {used} restart{'s' * (used > 1)}" if used else ""
@@ -520,7 +520,7 @@ class RunMachine:
         """Restarts so far; going back counts as one."""
         return sum(self.restarts.values()) + self.server_restarts
 
-    def _go_back(self, name: str, ending: Ending, traceback: str = "") -> list[Decision]:
+    def _go_back(self, name: str, ending: ProcessEnd, traceback: str = "") -> list[Decision]:
         """Parameters died with a server, or a group with its member: all go on from the last checkpoint."""
         if not ending.cause.may_pass:
             return self._fail(
@@ -587,7 +587,7 @@ class RunMachine:
         self._errors[role] = error
         summary = message.partition("\n")[0].rstrip(".")
         short = summary if len(summary) <= _LONG else f"{summary[:_LONG]} …"
-        return self._gone(kind, int(number), Ending(cause, f"failed: {short}"), traceback)
+        return self._gone(kind, int(number), ProcessEnd(cause, f"failed: {short}"), traceback)
 
     def _hopeless(self, role: str, error: str) -> str:
         """Why another process would fail of the same error, too; empty if it may do better."""
