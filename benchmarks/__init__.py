@@ -10,6 +10,7 @@ overhead    a training step with Paceline, against the plain loop and DDP
 tls         the same exchange and the same training with encrypted links
 checksum    what a checksum of payloads would cost on TCP links without TLS
 startup     command to first finished step, against torchrun
+logging     a call of paceline.log, against TensorBoard's writer, csv and logging
 protection  training with checks, spans and checkpoints, against the same without
 chaos/      the fault matrix: what a death, a stop, a full disk, … costs; and what it costs peers
 harness     arguments, alternating blocks, medians, table, JSON

@@ -155,6 +155,19 @@ def digits(
     return _run(script, *args, conditions=conditions, workers=2, servers=1, **settings)
 
 
+def log_calls(*, rounds: int, calls: int, pause_us: int, names: int) -> list[float]:
+    """Mean seconds of a call of `paceline.log` with `names` values, for each round of `calls` calls.
+
+    Args:
+        pause_us: of computing before each call.
+    """
+    script = SCRIPTS / "logged.py"
+    args = (rounds, calls, pause_us, names)
+    (report,) = _run(script, *args, mode="bsp", workers=1, servers=1, threads=1)
+    seconds: list[float] = report["seconds"]
+    return seconds
+
+
 def first_step(script: Path, *, workers: int, servers: int) -> FirstStep:
     """Launch `script` (scripts/first_step.py) with `paceline run`, until its first step is done."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -65,7 +65,7 @@ def main() -> None:
     loader = DataLoader(digits(train=True), batch_size=args.batch_size, shuffle=True)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 
-    for epoch in range(epochs):
+    for epoch in paceline.epochs(epochs):  # after a resume: those that are left
         model.train()
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images), labels)

@@ -40,8 +40,8 @@ def main() -> None:
     loader = DataLoader(digits(train=True), batch_size=32, shuffle=True)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 
-    best, worse = float("inf"), 0
-    for epoch in range(1, args.epochs + 1):
+    state = paceline.state(best=float("inf"), worse=0)  # in every checkpoint: a resume goes on with these
+    for epoch in paceline.epochs(args.epochs):
         model.train()
         batches = 0
         for images, labels in loader:
@@ -50,17 +50,18 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             batches += 1
-        if batches:  # an epoch that was finished before a resume is empty, and says nothing new
+        if batches:  # where workers do not wait for each other, others may have taken the whole epoch
             with paceline.run_parameters():
                 found = validation_loss(model)
-            best, worse = (found, 0) if found < best else (best, worse + 1)
+            state.worse = 0 if found < state.best else state.worse + 1
+            state.best = min(found, state.best)
             paceline.log(validation_loss=found)
             if paceline.is_main():
-                print(f"epoch {epoch}: validation loss {found:.4f}")
-        if paceline.should_stop(worse >= args.patience):
+                print(f"epoch {epoch + 1}: validation loss {found:.4f}")
+        if paceline.should_stop(state.worse >= args.patience):
             break
     if paceline.is_main():
-        print(f"best validation loss {best:.4f}")
+        print(f"best validation loss {state.best:.4f}")
 
 
 if __name__ == "__main__":

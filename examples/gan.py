@@ -40,7 +40,7 @@ def main() -> None:
         generator, discriminator, g_optimizer, d_optimizer, loader
     )
 
-    for epoch in range(args.epochs):
+    for epoch in paceline.epochs(args.epochs):
         for images, _ in loader:
             real = images.flatten(1)
             noise = torch.randn(len(real), NOISE)

@@ -1,6 +1,7 @@
 """A run directory made up with numpy: any number of workers, steps and spans, and no process."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,23 +35,40 @@ def write_run(
     mode: str = "asp",
     state: str = "succeeded",
     wait_ms: float = 2.0,
+    ms: Mapping[int, float] | None = None,
+    slow: float = 1.8,
+    waits_for: str = "worker",
+    update_ms: float = 0.7,
+    dropped: Mapping[int, int] | None = None,
+    error: str | None = None,
+    diverged: str | None = None,
     with_resources: bool = True,
     name: str = "digits",
 ) -> Path:
-    """Write it; the last worker is the one that the others wait for."""
+    """Write it.
+
+    Args:
+        ms: milliseconds of a phase in a step, instead of STEP's.
+        slow: how many times as long as the others the last worker takes.
+        waits_for: `worker`: the last one is the one that the others wait for; `server`: nobody waits for it.
+        dropped: pushes that were not applied, by worker.
+    """
     path.mkdir(parents=True, exist_ok=True)
     (path / "raw").mkdir(exist_ok=True)
     random = np.random.default_rng(0)
     seconds = 0.0
     for rank in range(workers):
-        spans = _worker_spans(rank, workers, steps, wait_ms, random)
+        takes = {**dict(STEP), Phase.WAIT: wait_ms, **(ms or {})}
+        times = slow if rank == workers - 1 and workers > 1 else 1.0
+        awaited = workers - 1 if waits_for == "worker" and rank < workers - 1 else -1
+        spans = _worker_spans(takes, times, awaited, steps, random)
         seconds = max(seconds, float(spans["start"][-1] / 1e9 - BEGAN))
         spans.tofile(path / "raw" / f"worker-{rank}.0.spans")
         _totals(spans).tofile(path / "raw" / f"worker-{rank}.0.totals")
     for rank in range(servers):
         spans = np.zeros(steps, SPANS.record)
         spans["start"] = BEGAN * 10**9 + (np.arange(steps) * seconds / steps * 1e9).astype(np.int64)
-        spans["ns"] = 700_000
+        spans["ns"] = int(update_ms * 1e6)
         spans["step"], spans["phase"], spans["slice"], spans["other"] = np.arange(steps), Phase.UPDATE, -1, -1
         spans.tofile(path / "raw" / f"server-{rank}.0.spans")
         _totals(spans).tofile(path / "raw" / f"server-{rank}.0.totals")
@@ -74,7 +92,11 @@ def write_run(
         parameters=61_706,
         workers={
             rank: WorkerStatus(
-                rank=rank, state="finished", clock=steps, metrics={"loss": 0.07, "accuracy": 0.98}
+                rank=rank,
+                state="finished",
+                clock=steps,
+                metrics={"loss": 0.07, "accuracy": 0.98},
+                dropped=(dropped or {}).get(rank, 0),
             )
             for rank in range(workers)
         },
@@ -84,25 +106,26 @@ def write_run(
         checkpoints=["version-000000000090"],
         messages=["worker:1 was killed by signal 9 <replaced>"],
         restarts=1,
+        error=error,
+        diverged=diverged,
     )
     (path / "status.json").write_text(json.dumps(status.to_json()))
     return path
 
 
 def _worker_spans(
-    rank: int, workers: int, steps: int, wait_ms: float, random: np.random.Generator
+    takes: Mapping[int, float], slow: float, awaited: int, steps: int, random: np.random.Generator
 ) -> np.ndarray:
-    each = len(STEP)
+    each = len(takes)
     spans = np.zeros(steps * each, SPANS.record)
-    slow = 1.8 if rank == workers - 1 and workers > 1 else 1.0
-    ms = np.array([wait_ms if phase == Phase.WAIT else length * slow for phase, length in STEP])
+    ms = np.array([length * (1.0 if phase == Phase.WAIT else slow) for phase, length in takes.items()])
     ns = (np.tile(ms, steps) * random.uniform(0.8, 1.2, steps * each) * 1e6).astype(np.int64)
     spans["ns"] = ns
     spans["start"] = BEGAN * 10**9 + np.cumsum(ns) - ns
-    spans["phase"] = np.tile([phase for phase, _ in STEP], steps)
+    spans["phase"] = np.tile(list(takes), steps)
     spans["step"] = np.repeat(np.arange(steps), each)
     spans["slice"] = -1
-    spans["other"] = np.where(spans["phase"] == Phase.WAIT, workers - 1, -1)
+    spans["other"] = np.where(spans["phase"] == Phase.WAIT, awaited, -1)
     moves = (spans["phase"] == Phase.PUSH) | (spans["phase"] == Phase.PULL)
     spans["other"][moves] = 0
     spans["bytes"][moves] = 250_000

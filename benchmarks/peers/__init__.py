@@ -6,6 +6,7 @@ torch_rpc  torch.distributed.rpc with an object that holds the parameters
 ray_actor  a Ray actor that holds the parameters, arrays through the object store
 mpi        Open MPI's in-place all-reduce + a local SGD step
 ddp        a training loop: plain in one process, DistributedDataParallel (gloo) in more
+logged     TensorBoard's writer, csv and logging: a call that writes a number down
 torchrun   launching a script: command to first step, memory
 
 Run as `python -m benchmarks.peers.NAME …`, a file is its own child process: it reads its arguments,

@@ -16,16 +16,27 @@ if typing.TYPE_CHECKING:
         FitResult,
         Task,
         assign,
+        barrier,
+        broadcast,
+        epochs,
         fit,
+        gather,
         is_main,
         load_run,
+        load_study,
         log,
+        mean,
         mode,
         no_sync,
         prepare,
+        prepare_validation,
+        progress,
         rank,
+        run_job,
         run_parameters,
         should_stop,
+        state,
+        study,
         world_size,
     )
     from paceline.plan import Job
@@ -39,17 +50,28 @@ __all__ = [
     "Task",
     "__version__",
     "assign",
+    "barrier",
+    "broadcast",
+    "epochs",
     "exceptions",
     "fit",
+    "gather",
     "is_main",
     "load_run",
+    "load_study",
     "log",
+    "mean",
     "mode",
     "no_sync",
     "prepare",
+    "prepare_validation",
+    "progress",
     "rank",
+    "run_job",
     "run_parameters",
     "should_stop",
+    "state",
+    "study",
     "world_size",
 ]
 
@@ -60,6 +82,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     home = "paceline.plan" if name == "Job" else "paceline.api"
     value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value  # the next time it is found here: a call of log() would cost three times as much
     return value
 
 

@@ -11,6 +11,7 @@ PacelineError
 ├── LayoutMismatch                 a worker's model is not the run's model
 ├── DeadlineError                  somebody was waited for too long
 ├── UpdateOverflow                 an update left NaN or Inf in a parameter
+├── ScriptExit                     a script ended by itself with an exit code other than 0
 ├── RoleFailed                     a role ended in error; carries its name and traceback
 └── CheckpointError                a checkpoint is incomplete, altered or cannot be written
 
@@ -29,6 +30,7 @@ __all__ = [
     "PlanError",
     "RoleFailed",
     "RunNotFound",
+    "ScriptExit",
     "UpdateOverflow",
     "UsageError",
 ]
@@ -81,6 +83,10 @@ class UpdateOverflow(PacelineError):
 
 class CheckpointError(PacelineError):
     """A checkpoint is incomplete, altered, of another model, or cannot be written."""
+
+
+class ScriptExit(PacelineError):
+    """A script ended by itself with an exit code other than 0."""
 
 
 class RoleFailed(PacelineError):

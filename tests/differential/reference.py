@@ -103,11 +103,15 @@ class seeded:
 
 def use_same_kernels(optimizer):
     """Paceline uses torch's fused kernels where the script leaves the choice open."""
-    if SPARSE or "fused" not in inspect.signature(type(optimizer)).parameters:
+    sparse = SPARSE and isinstance(optimizer, torch.optim.SGD)
+    if sparse or "fused" not in inspect.signature(type(optimizer)).parameters:
         return
     for group in optimizer.param_groups:
         if group.get("fused") is None and not group.get("foreach"):
             group.update(fused=True, foreach=False)
+            for state in (optimizer.state.get(p, {}) for p in group["params"]):
+                if "step" in state:  # fused kernels count in float32
+                    state["step"] = state["step"].float()
             if "momentum" in group:
                 step_late_ones_apart(optimizer)
 

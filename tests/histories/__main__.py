@@ -43,7 +43,8 @@ def main() -> None:
     with ThreadPoolExecutor(args.at_once) as pool:
         for verdict in pool.map(one, range(len(histories))):
             word = "FAILED" if verdict.problems else "ok"
-            print(f"seed {verdict.history.seed}: {word} in {verdict.seconds:.0f} s", flush=True)
+            happened = f"{verdict.effective} of {len(verdict.history.events)} events took effect"
+            print(f"seed {verdict.history.seed}: {word} in {verdict.seconds:.0f} s, {happened}", flush=True)
             if verdict.problems or args.keep:
                 print(f"{verdict}\n  kept: {verdict.folder}", flush=True)
             if verdict.problems:

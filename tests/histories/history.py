@@ -18,6 +18,8 @@ SWITCHES = ("bsp", "backup:1", "ssp:1", "asp")
 BATCH = 2
 SAMPLES = 48
 STEP_MS = 4.0
+_MEANWHILE = 20
+"""Steps that a worker may make while an event happens."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ def _settings(rng: random.Random) -> dict[str, Any]:
 
 def _history(seed: int, rng: random.Random, settings: dict[str, Any]) -> History:
     events = tuple(_event(rng, settings) for _ in range(rng.randint(3, 12)))
-    steps = 30 + sum(event.after for event in events)
-    # Workers that die make steps twice, and those that go back even more: longer than the events need.
+    # Steps that the workers make while the player looks for a process or waits for an answer: else the
+    # events behind come too late. Workers that die make steps twice, and those that go back even more.
+    meanwhile = _MEANWHILE * settings["workers"]
+    steps = 30 + sum(meanwhile + event.after for event in events)
     epochs = 2 + -(-steps * BATCH // SAMPLES)
     options = []
     for name, value in settings.items():

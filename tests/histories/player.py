@@ -39,6 +39,8 @@ class Verdict:
     history: History
     problems: list[str] = field(default_factory=list)
     """Empty: all is as it must be."""
+    effective: int = 0
+    """Number of events that did something to the run."""
     fired: list[str] = field(default_factory=list)
     """What happened, in order, with the time since the start and what came of it."""
     seconds: float = 0.0
@@ -54,6 +56,10 @@ class Verdict:
 
 class _Stuck(Exception):
     """The run neither goes on nor ends."""
+
+
+class _InVain(str):
+    """Why an event had no effect."""
 
 
 class _Player:
@@ -129,6 +135,17 @@ class _Player:
             if path.exists()
         )
 
+    def let_go(self) -> None:
+        """Let the workers step, once the status knows every process: an event needs to find its target."""
+
+        def known() -> bool:
+            status = self._status()
+            roles = [*status.get("workers", {}).values(), *status.get("servers", {}).values()]
+            return bool(roles) and all(role.get("pid") for role in roles)
+
+        self.wait_until(lambda: known() or self.over)
+        (self._folder / "go").touch()
+
     # --- events -----------------------------------------------------------------------------------
 
     def happen(self, event: Event) -> None:
@@ -138,7 +155,9 @@ class _Player:
         if self.over:
             self._say(event, "not any more: the run is over")
             return
-        self._say(event, getattr(self, f"_{event.kind}")(event))
+        outcome = getattr(self, f"_{event.kind}")(event)
+        self._say(event, outcome)
+        self.verdict.effective += not isinstance(outcome, _InVain)
 
     def _say(self, event: Event, outcome: str) -> None:
         at = time.monotonic() - self._started
@@ -151,13 +170,13 @@ class _Player:
     def _stop(self, event: Event) -> str:
         pid = self._pid_of(event.target)
         if pid is None:
-            return "there is none"
+            return _InVain("there is none")
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             process.suspend()
             self._thaws.append((time.monotonic() + event.seconds, process))
             return f"process {pid}"
-        return "it was gone"
+        return _InVain("it was gone")
 
     def _thaw(self, *, all_of_them: bool = False) -> None:
         for until, process in [*self._thaws]:
@@ -183,8 +202,8 @@ class _Player:
         try:
             answer = Requests(self.directory).ask(body, alive=alive, within_s=30)
         except PacelineError as error:
-            return f"{error}"
-        return str(answer.get("refused") or answer)
+            return _InVain(f"{error}")
+        return _InVain(str(answer["refused"])) if answer.get("refused") else str(answer)
 
     def _interrupt(self, event: Event) -> str:
         """Ctrl-C, and `paceline resume`."""
@@ -192,7 +211,7 @@ class _Player:
         outcome = self._signal(self._pid_of("controller"), signal.SIGINT)
         self.wait_until(lambda: self.over)
         if self.run.state() == "succeeded":
-            return f"{outcome}; it had just ended"
+            return _InVain(f"{outcome}; it had just ended")
         self.start()
         return f"{outcome}; state {self.run.state()}, resumed"
 
@@ -214,11 +233,11 @@ class _Player:
 
     def _signal(self, pid: int | None, number: int) -> str:
         if pid is None:
-            return "there is none"
+            return _InVain("there is none")
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            return "it was gone"
+            return _InVain("it was gone")
         return f"process {pid}"
 
     def _pid_of(self, role: str) -> int | None:
@@ -255,6 +274,8 @@ class _Player:
     def judge(self) -> None:
         """What the run left: a state, a model, and nothing else."""
         wrong = self.verdict.problems
+        if not self.verdict.effective:
+            wrong.append("no event took effect: the history tried nothing (its run must last longer)")
         state = self.run.state()
         if state != "succeeded":
             error = self._status().get("error") or "no error is given"
@@ -306,6 +327,7 @@ def play(history: History, folder: Path) -> Verdict:
     player = _Player(history, folder)
     try:
         player.start()
+        player.let_go()
         for event in history.events:
             player.happen(event)
         player.wait_until(lambda: player.over)

@@ -48,6 +48,9 @@ def main() -> None:
     loader: DataLoader[tuple[Tensor, ...]] = DataLoader(data, batch_size=batch, shuffle=True)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
     worker = paceline.rank()
+    until = time.monotonic() + 10  # the player cannot kill what it does not know yet
+    while not (folder.parent / "go").exists() and time.monotonic() < until:
+        time.sleep(0.01)
     steps = os.open(folder / f"steps-{worker}.csv", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for epoch in range(epochs):
         for (chosen,) in loader:

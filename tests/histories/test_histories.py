@@ -1,14 +1,17 @@
 """Random histories of faults (make chaos), and that their judge can tell right from wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.histories.history import SAMPLES, draw
+from tests.histories.history import SAMPLES, Event, draw
 from tests.histories.player import play
 from tests.histories.script import COLUMNS, ENORMOUS
 from tests.histories.witness import problems
 
 EPOCHS = 3
+TOO_LATE = Event("kill", "worker:0", after=10**9)
 
 
 @pytest.mark.chaos
@@ -17,6 +20,13 @@ EPOCHS = 3
 def test_every_sample_is_applied_exactly_once_whatever_happens(seed, tmp_path):
     verdict = play(draw(seed), tmp_path)
     assert not verdict.problems, str(verdict)
+
+
+@pytest.mark.chaos
+def test_a_history_whose_events_all_come_too_late_is_no_success(tmp_path):
+    verdict = play(replace(draw(0), events=(TOO_LATE,), faults="", epochs=2), tmp_path)
+    assert verdict.effective == 0
+    assert [problem for problem in verdict.problems if "no event took effect" in problem], str(verdict)
 
 
 @pytest.fixture

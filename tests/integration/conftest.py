@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from paceline.api import export_run
 from paceline.control import Controller, RunDirectory
+from paceline.control.tail import Tail
 from paceline.exceptions import RoleFailed
 from paceline.observe import RunStatus
 from paceline.plan import Job, make_plan
@@ -42,7 +43,9 @@ class Ran:
         return load_file(target)
 
     def log(self, role: str, rank: int) -> str:
-        return self.run.log_path(role, rank).read_text()
+        """All that it wrote, and that is said of it, in order."""
+        pieces = Tail(self.run.log_path(role, rank)).read_all()
+        return b"".join(data for _, data in pieces).decode()
 
     def results(self) -> dict[int, Any]:
         """What the workers' scripts wrote with `result(...)`, by rank."""

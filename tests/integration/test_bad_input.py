@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import psutil
 import pytest
 
 from paceline.comm import Address, connect, new_secret
-from paceline.control import RunDirectory
+from paceline.control import Controller, RunDirectory
 from paceline.exceptions import AuthError, PlanError, UsageError
-from paceline.plan import Job
+from paceline.observe import RunStatus
+from paceline.plan import Job, make_plan
 
 MODEL = """
 def prepared(samples=16, width=2, **loader):
@@ -171,9 +173,8 @@ def test_a_script_that_raises_on_one_worker_names_it_although_the_others_wait_at
     assert_failed(ran, "worker:1: ZeroDivisionError: division by zero", "    1 / 0")
 
 
-@pytest.mark.parametrize("ending", ["pass", "sys.exit()", "sys.exit(0)"])
-def test_a_script_that_never_calls_prepare(run, ending):
-    ran = run(ending, workers=2)
+def test_a_script_that_never_calls_prepare(run):
+    ran = run("pass", workers=2)
     assert_failed(ran, "paceline.prepare(", "UsageError")
 
 
@@ -263,14 +264,14 @@ for step, (x, y) in enumerate(loader):
 
 
 @pytest.mark.parametrize(
-    ("ending", "message"),
+    ("ending", "message", "code"),
     [
-        ("sys.exit(3)", "exited with code 3"),
-        ("sys.exit('out of luck')", "exited with code 1: out of luck"),
-        ("os._exit(0)", "exited with code 0 without saying why; look at its log."),
+        ("sys.exit(3)", "exited with code 3", 3),
+        ("sys.exit('out of luck')", "exited with code 1: out of luck", 1),
+        ("os._exit(0)", "exited with code 0 without saying why; look at its log.", 0),
     ],
 )
-def test_a_worker_that_exits_in_the_middle_is_named_with_its_code(run, ending, message):
+def test_a_worker_that_exits_in_the_middle_is_named_with_its_code(run, ending, message, code):
     source = f"""
 def loss_of(output, target):
     if RANK == 1:
@@ -280,6 +281,35 @@ train(prepared(), loss_of=loss_of)
 """
     ran = run(MODEL + source, workers=2)
     assert_failed(ran, "worker:1: ", message)
+    assert ran.status.exit_code == code
+    assert ("out of luck\n" in ran.run.log_path("worker", 1).with_suffix(".err").read_text()) == (code == 1)
+
+
+def test_a_script_that_exits_with_0_before_prepare_has_trained_nothing_and_that_is_all(run):
+    ran = run("print('usage: …')\nsys.exit()", workers=2)
+    assert (ran.status.state, ran.error, ran.status.version) == ("succeeded", None, 0)
+    assert ran.status.messages == ["every script exited before paceline.prepare(): nothing was trained"]
+
+
+def test_ctrl_c_while_the_report_is_written_changes_nothing(engine, tmp_path):
+    def press(status: RunStatus) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        (tmp_path / "report").touch()
+
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, paceline, torch\nfrom torch import nn\n"
+        "model = nn.Linear(1, 1)\n"
+        "model, optimizer = paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "model(torch.ones(1, 1)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    job = Job(script=str(script), workers=1, threads=1, run_dir=str(tmp_path / "run"))
+    plan = make_plan(job)
+    where = RunDirectory.create(job, plan=plan)
+    status = Controller(plan, engine, where, finish=press).run()
+    assert status.state == where.state() == "succeeded"
+    assert (tmp_path / "report").exists()
 
 
 # --- links ------------------------------------------------------------------------------------------

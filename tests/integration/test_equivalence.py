@@ -21,6 +21,7 @@ from torch import nn
 from paceline.params import StateBook
 from paceline.ps.saving import state_book
 from paceline.storage import checkpoint as checkpoints
+from tests.speed import first
 
 COMMON = """
 class Pair(nn.Module):
@@ -194,7 +195,7 @@ def go(run: Any, *, workers: int, job: dict[str, Any] | None = None, **options: 
 
 
 @pytest.mark.parametrize("workers, shuffle", [(2, False), (3, True)], ids=["2-in-order", "3-shuffled"])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", first(2, ["momentum", "adam", "sgd", "adamw"]))
 def test_bsp_of_w_workers_equals_one_process_with_w_times_the_batch(run, optimizer, workers, shuffle):
     """After 55 steps, with an uneven last batch in every epoch, to 1e-10 (float64) and 1e-5 (float32)."""
     batch = 12 // workers

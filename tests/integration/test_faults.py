@@ -23,6 +23,8 @@ import pytest
 import torch
 
 from paceline.control import RunDirectory
+from paceline.observe.facts import facts_of
+from paceline.observe.run_data import RunData
 from tests.integration.conftest import PRELUDE
 from tests.speed import first
 
@@ -112,7 +114,7 @@ def assert_died(ran, *names: str, restarts: int = 1) -> None:
 # --- workers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 @pytest.mark.parametrize("mode", ["bsp", "backup:1", "ssp:1", "asp"])
 def test_a_worker_killed_in_an_epoch_is_replaced_and_every_sample_is_applied_once(run, mode, link):
     ran = run(DIES_IN_THE_MIDDLE, workers=2, servers=2, mode=mode, link=link)
@@ -123,7 +125,7 @@ def test_a_worker_killed_in_an_epoch_is_replaced_and_every_sample_is_applied_onc
     assert any(m.startswith(message) for m in ran.status.messages)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first(1, [0, 1]))
 def test_any_worker_may_die(run, rank):
     source = DIES_IN_THE_MIDDLE.replace("step == 3", f"(RANK, step) == ({rank}, 3)")
     ran = run(source, workers=2, servers=2, mode="bsp")
@@ -138,7 +140,7 @@ def test_the_only_worker_may_die(run):
     assert_every_sample_once(ran)
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp:1"])
+@pytest.mark.parametrize("mode", first(1, ["ssp:1", "bsp"]))
 def test_all_workers_killed_at_once_are_all_replaced(run, mode):
     source = TOOLS + 'train(prepared(), at_step=lambda step: die(f"died-{RANK}") if step == 3 else None)'
     ran = run(source, workers=3, mode=mode)
@@ -354,7 +356,7 @@ for epoch, batches in until_enough(objects[2]):
             open_files = len(os.listdir(f"/proc/{pid}/fd"))
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files - 8, open_files - 8))
             os.kill(engine.pids()["worker:1"], signal.SIGKILL)
-        elif said and "server:1 holds copies again" in " ".join(status.messages) and status.workers[1].clock:
+        elif said and "server:1 holds copies again" in " ".join(status.messages) and status.workers[1].phases:
             (tmp_path / "run0" / "enough").touch()
 
     ran = run("import time\n" + TOOLS + source, workers=2, servers=2, mode="asp", replicas=1, watch=watch)
@@ -374,7 +376,7 @@ def test_a_worker_that_exits_without_a_word_is_named_with_its_code(run):
 
 
 @pytest.mark.parametrize(("mode", "link"), [("bsp", "shm"), ("asp", "tcp")])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first(1, [1, 0]))
 def test_without_restarts_a_killed_server_fails_the_run_at_once_and_is_named(run, rank, mode, link):
     killed_at = []
 
@@ -520,7 +522,7 @@ for epoch, batches in until_enough(loader):
         elif seen["back_to"] and seen["back_to"] not in status.checkpoints and len(seen["killed"]) == 1:
             seen["killed"].append("worker:2")
             os.kill(engine.pids()["worker:2"], signal.SIGKILL)
-        elif status.restarts and status.workers[2].clock:
+        elif status.restarts and status.workers[2].phases:
             (tmp_path / "run0" / "enough").touch()
 
     job = {"workers": 3, "servers": 2, "mode": "asp", "threads": 1, "keep_checkpoints": 1}
@@ -612,14 +614,14 @@ def test_a_run_goes_on_when_the_fork_server_was_killed(tmp_path):
     """All roles die with it: another one starts them again."""
     done = run_command_that_kills("fork server", tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr
-    assert "The run went back to its beginning" in done.stdout
-    assert "Succeeded after" in done.stdout
+    assert "The run went back to its beginning" in done.stderr
+    assert "Succeeded after" in done.stderr
 
 
 # --- who hangs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["tcp", "shm"]))
 def test_a_worker_that_hangs_in_a_round_is_named_within_the_deadline(run, link):
     source = """
 def fate(step):
@@ -649,7 +651,7 @@ train(prepared(samples=200), at_step=fate)
     assert ran.status.samples == 400, "what it held was done by the other one"
 
 
-@pytest.mark.parametrize("restarts", [0, 3])
+@pytest.mark.parametrize("restarts", first(1, [3, 0]))
 def test_a_worker_that_hangs_in_the_middle_of_a_frame_does_not_hold_up_the_run(run, restarts):
     """Its link ends, so that the others go on without it; its process neither ends nor notices."""
     source = """
@@ -700,9 +702,10 @@ train(prepared(), at_step=fate)
     assert not psutil.pid_exists(int((ran.run.path / "pid").read_text()))
     said, replaced = ran.status.messages[:2]
     assert "has waited 2 s at version" in said and "is ended and replaced" in said
-    assert "was killed by SIGKILL; replaced (restart 1 of at most 3)" in replaced
+    assert "was ended; replaced (restart 1 of at most 3)" in replaced
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_again_and_again_is_named_in_the_end(run):
     source = """
 def fate(step):
@@ -731,7 +734,7 @@ def test_a_server_that_hangs_is_ended_and_the_run_goes_back(run):
     assert "went back to checkpoint" in ran.status.messages[1]
 
 
-@pytest.mark.parametrize("noticed_by", ["worker", "server"])
+@pytest.mark.parametrize("noticed_by", first(1, ["worker", "server"]))
 def test_a_worker_that_only_pushes_nonsense_is_replaced(run, noticed_by):
     """Its gradients are refused and counted; a new process does better."""
     change = "p.grad = torch.full_like(p, nan)" if noticed_by == "worker" else "p.grad.fill_(nan)"
@@ -772,7 +775,7 @@ train(objects, epochs=1, at_step=fate)
     assert ran.status.refused == 40
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first(1, [0, 1]))
 def test_a_worker_that_never_reaches_prepare_is_named_within_the_deadline(run, rank):
     """Also worker 0, from whose model the others start."""
     source = f"""
@@ -877,6 +880,53 @@ train(prepared(), epochs=more)
         assert ran.status.state == "succeeded"
         assert all("No space left on device" in m for found in told.values() for m in found)
         assert set(ran.model) == {"weight", "bias"}
+
+
+FULL_DISK = """
+def epochs(freed=(RUN_DIR.parent / "freed").exists()):
+    for epoch in range(12) if freed else itertools.count():
+        if epoch == 9 and not freed:
+            with (RUN_DIR / f"ballast-{RANK}").open("wb", buffering=0) as ballast:
+                for size in (1 << 20, 1 << 12, 1):
+                    with contextlib.suppress(OSError):
+                        while ballast.write(bytes(size)):
+                            pass
+            full = time.monotonic()
+        if epoch > 9 and not freed and time.monotonic() > full + 2:
+            os._exit(3)
+        yield epoch
+train(prepared(), epochs=epochs())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_disk_was_full_is_resumed_and_reported(tmp_path):
+    """Spans were torn, and what was appended to them shifted: ArrowIndexError, in resume and in report."""
+    where, script = tmp_path / "disk" / "run", tmp_path / "train.py"
+    header = f"import time; import os; os.environ['TEST_RUN_DIR'] = {str(where)!r}\n"
+    script.write_text(header + PRELUDE + TOOLS + FULL_DISK)
+    environment = {**os.environ, "PACELINE_RUNS": str(tmp_path / "runs")}
+
+    def paceline(*words: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "paceline", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    with small_disk(tmp_path / "disk", "130m"):
+        options = ["-n", "2", "--threads", "1", "--checkpoint-every", "5", "--max-restarts", "0"]
+        code, text = paceline("run", "--run-dir", str(where), *options, str(script))
+        assert code and "No space left on device" in text
+        for path in where.glob("ballast-*"):
+            path.unlink()
+        (tmp_path / "disk" / "freed").touch()
+        code, text = paceline("resume", str(where))
+        assert not code, text
+        code, text = paceline("report", str(where))
+        assert not code, text
+        assert "ArrowIndexError" not in text and "missing" not in text
+        data = RunData(where)
+        assert facts_of(data).workers[0].seconds and len(data.spans) and len(data.pushes)
+        assert not list(where.glob("*.damaged"))
 
 
 def _runs(pid: int) -> bool:

@@ -66,6 +66,11 @@ facts("lambdas", paceline.fit(
 facts("half", paceline.fit(task(epochs=1), quiet=True, run_dir=str(here / "half")))
 facts("resumed", paceline.fit(task(epochs=3), quiet=True, resume=str(here / "half")))
 
+facts("scheduled", paceline.fit(
+    task(epochs=2, clip_grad_norm=0.3, hyperparameters={"lr": 0.5, "net": "small"}, scheduler_every="step",
+         scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.5)),
+    quiet=True, workers=1, mode="asp", run_dir=str(here / "scheduled")))
+
 def failing_loss(out, target):
     if paceline.rank() == 1:
         raise ZeroDivisionError("the user's own mistake")
@@ -152,13 +157,56 @@ def test_lambdas_train_and_the_state_dict_loads_in_a_plain_model(where, found):
     loss = float(nn.functional.cross_entropy(out, test.tensors[1]))
     assert facts["metrics"]["test_loss"] == pytest.approx(loss, rel=1e-5)
     assert facts["metrics"]["loss"] > 0
+    logged = paceline.load_run(facts["run_dir"]).metrics
+    tests = logged[logged["name"] == "test_loss"]
+    assert tests[["worker", "step", "version", "epoch", "samples"]].to_numpy().tolist() == [
+        [0, 10 * epoch, 10 * epoch, epoch - 1, 200 * epoch] for epoch in (1, 2, 3)
+    ], "of every epoch, at its end"
+    assert tests["value"].iloc[-1] == facts["metrics"]["test_loss"]
 
 
 def test_fit_resumes_where_it_stopped_bit_for_bit(where, found):
     """1 epoch and then on to 3 is the same as 3 epochs at once."""
     assert found["half"]["samples"] == 200 and found["resumed"]["samples"] == 600
+    logged = paceline.load_run(found["resumed"]["run_dir"]).metrics.query("name == 'loss' and worker == 0")
+    assert logged[["attempt", "step"]].to_numpy().tolist() == [[0, 10], [1, 20], [1, 30]], "steps go on"
     whole, resumed = torch.load(where / "lambdas.pt"), torch.load(where / "resumed.pt")
     assert all(torch.equal(whole[k], resumed[k]) for k in whole)
+
+
+def test_a_task_with_a_schedule_and_clipping_is_the_plain_loop_and_is_recorded(where, found):
+    model = plain_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.5)
+    x, y = data()[0].tensors
+    for _ in range(2):
+        for a, b in zip(x.split(10), y.split(10), strict=True):
+            nn.functional.cross_entropy(model(a), b).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+    trained = torch.load(where / "scheduled.pt")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(trained[name], value, atol=1e-6, rtol=1e-5)
+    task = paceline.load_run(where / "scheduled").record["task"]
+    assert task["hyperparameters"] == {"lr": 0.5, "net": "small"}
+    assert (task["clip_grad_norm"], task["scheduler_every"], task["epochs"]) == (0.3, "step", 2)
+    assert task["model"] == "model" and task["loss"] == "cross_entropy" and task["scheduler"] is None
+    assert paceline.load_run(where / "scheduled").hyperparameters == {"lr": 0.5, "net": "small"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"clip_grad_norm": 0.0}, "clip_grad_norm=0.0"),
+        ({"scheduler_every": "day"}, "must be 'epoch' or 'step'"),
+        ({"hyperparameters": {"lr": [1, 2]}}, "give names, and numbers or texts"),
+    ],
+)
+def test_a_task_that_makes_no_sense(changes, said):
+    with pytest.raises(UsageError, match=said):
+        paceline.Task(model=plain_model, data=data()[0], optimizer=torch.optim.SGD, **changes)
 
 
 def test_a_failing_task_names_the_worker_and_shows_the_users_traceback(found):

@@ -38,7 +38,7 @@ def go(run: Any, mode: str, *, workers: int, job: dict[str, Any] | None = None, 
 
 
 @pytest.mark.parametrize("workers, shuffle", [(2, False), (3, True)], ids=["2-in-order", "3-shuffled"])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", first(1, ["momentum", "adam"]))
 def test_allreduce_equals_one_process_with_the_joint_batch(run, optimizer, workers, shuffle):
     """55 steps, a short last row in every epoch: to 1e-10 (float64); and bsp, to the bit."""
     options = {"optimizer": optimizer, "batch": 12 // workers, "shuffle": shuffle}
@@ -58,7 +58,7 @@ def test_allreduce_over_tcp_equals_one_process(run):
     assert ran.status.samples == 5 * 125
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_a_row_with_fewer_samples_than_workers_still_equals_one_process(run, link):
     """61 = 5 · 12 + 1: worker 0 has the last sample; the others step with it, and count for nothing."""
     options = {"optimizer": "momentum", "batch": 4, "samples": 61, "epochs": 4}
@@ -82,7 +82,7 @@ def test_a_model_of_many_slices_and_dtypes_is_averaged_to_the_bit(run):
 # --- hybrid ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", first(1, ["momentum", "adam"]))
 @pytest.mark.parametrize("inner", ["bsp", "asp"])
 def test_hybrid_with_one_group_is_allreduce_to_the_bit(run, inner, optimizer):
     options = {"optimizer": optimizer, "batch": 6, "epochs": 3, "shuffle": True}
@@ -163,7 +163,7 @@ def assert_groups_agree(ran: Any, *groups: tuple[int, ...]) -> None:
         assert marks[0] and all(m == marks[0] for m in marks[1:])
 
 
-@pytest.mark.parametrize("mode", first(5, MODES))
+@pytest.mark.parametrize("mode", first(3, MODES))
 def test_every_mode_between_groups_counts_exactly_and_keeps_groups_together(run, mode):
     """Two groups of two (backup: three of one and two), 50 samples that divide into neither."""
     workers, groups = (5, 3) if mode == "backup:1" else (4, 2)
@@ -207,7 +207,7 @@ def test_hybrid_with_compressed_gradients(run):
 
 
 @pytest.mark.parametrize("mode, groups", [("allreduce", None), ("hybrid:asp", 2), ("hybrid:bsp", 2)])
-@pytest.mark.parametrize("samples", [50, 53, 17])
+@pytest.mark.parametrize("samples", first(2, [53, 17, 50]))
 def test_every_sample_is_used_exactly_once_an_epoch(run, mode, groups, samples):
     """Whatever the sizes; where a row is shorter than its group, some are read twice, and count once."""
     ran = loop(run, mode, workers=3, groups=groups, samples=samples, epochs=2)
@@ -225,7 +225,7 @@ def test_drop_last_leaves_a_short_row_out(run):
     assert [(a["applied"], a["unused"]) for a in ran.status.leases[:2]] == [(45, 5)] * 2
 
 
-@pytest.mark.parametrize("readers", [0, 2])
+@pytest.mark.parametrize("readers", first(1, [2, 0]))
 @pytest.mark.parametrize("mode, groups", [("allreduce", None), ("hybrid:asp", 2), ("hybrid:local:2", 2)])
 def test_leaving_the_loop_early(run, mode, groups, readers):
     """After 2 of 5 batches of an epoch; with loader processes, members read ahead by different amounts."""
@@ -277,7 +277,13 @@ def test_schedulers_clipping_and_evaluation_on_one_worker(run, mode, groups):
     assert ran.error is None and ran.status.samples == 100
     for rank in range(4):
         found = ran.results()[rank]
-        assert found["rates"] == [0.05 * 0.5 ** ((n + 1) // 2) for n in range(len(found["rates"]))]
+        curve = [0.05 * 0.5 ** ((n + 1) // 2) for n in range(50)]
+        if mode == "hybrid:asp":  # schedules follow the run, and a group is at one place
+            assert found["rates"] == ran.results()[rank // 2 * 2]["rates"]
+            assert found["rates"] == sorted(found["rates"], reverse=True) and set(found["rates"]) <= {*curve}
+            assert found["rates"][-1] < 0.05
+        else:
+            assert found["rates"] == curve[: len(found["rates"])]
         assert found["settings"] == found["rates"][-1]
     assert_groups_agree(ran, *([(0, 1, 2, 3)] if groups is None else [(0, 1), (2, 3)]))
 
@@ -315,7 +321,7 @@ result({"again": again, "steps": sorted(steps), "assigned": sorted(assigned), "m
 )
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 @pytest.mark.parametrize("mode, groups", [("allreduce", None), ("hybrid:bsp", 2)])
 def test_state_is_read_and_loaded_and_parameters_assigned(run, mode, groups, link):
     options = json.dumps({"samples": 24, "batch": 2, "optimizer": "adam"})
@@ -388,7 +394,7 @@ result({"seen": seen, "parameters": [p.detach().flatten().tolist() for p in mode
 )
 
 
-@pytest.mark.parametrize("samples", [36, 41, 38])
+@pytest.mark.parametrize("samples", first(2, [41, 38, 36]))
 def test_streams(run, samples):
     """Worker r of 3 reads batches r, r+3, …; the last ones may not reach all of a group."""
     options = (json.dumps({"samples": samples}),)
@@ -408,7 +414,7 @@ def test_streams(run, samples):
 # --- NaN -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 @pytest.mark.parametrize("mode", ["allreduce", "hybrid:asp", "hybrid:bsp", "hybrid:local:2"])
 def test_nan_on_one_member_voids_its_groups_step_once(run, mode, link):
     groups = None if mode == "allreduce" else 2
@@ -482,7 +488,7 @@ def test_bsp_and_allreduce_go_on_from_each_others_checkpoints(run, tmp_path, the
     assert_same_bits(with_state(ran), with_state(whole))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", first(1, [3, 1]))
 def test_resuming_allreduce_with_other_workers(run, tmp_path, workers):
     """New workers take worker 0's optimizer state, so that all have the same."""
     whole = train(run, job={"mode": "allreduce", "checkpoint_every": 3}, optimizer="adam")

@@ -17,6 +17,7 @@ from tests.integration.test_checkpoints import died_at, everything
 from tests.integration.test_checkpoints import train as checkpointed
 from tests.integration.test_equivalence import assert_same_bits
 from tests.integration.test_faults import ENDLESS, TOOLS, assert_died, assert_every_sample_once
+from tests.speed import first
 
 # Four layers of more than 64 KB: with overlap each is a slice or more of its own.
 MODEL = """
@@ -395,7 +396,7 @@ HIDDEN = [
 PREPARED = "prepared(width=20_000)"
 
 
-@pytest.mark.parametrize("settings", HIDDEN)
+@pytest.mark.parametrize("settings", first(2, HIDDEN))
 def test_a_worker_killed_in_the_middle_is_replaced_and_every_sample_is_applied_once(run, settings):
     source = f"train({PREPARED}, at_step=lambda step: die() if step == 4 else None)"
     ran = run(TOOLS + source, workers=2, servers=2, **settings)
@@ -413,8 +414,8 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("death", DEATHS)
-@pytest.mark.parametrize("settings", HIDDEN[:2])
+@pytest.mark.parametrize("death", first(3, DEATHS))
+@pytest.mark.parametrize("settings", first(1, HIDDEN[:2]))
 def test_it_may_die_between_any_two_messages(run, death, settings):
     source = f"die_sending({DEATHS[death]})\ntrain({PREPARED})"
     ran = run(TOOLS + source, workers=2, servers=2, deadline_s=20, **settings)
@@ -422,7 +423,7 @@ def test_it_may_die_between_any_two_messages(run, death, settings):
     assert_every_sample_once(ran)
 
 
-@pytest.mark.parametrize("settings", HIDDEN[:3])
+@pytest.mark.parametrize("settings", first(1, HIDDEN[:3]))
 def test_a_killed_server_is_named_at_once(run, settings):
     killed_at = []
 
@@ -436,7 +437,7 @@ def test_a_killed_server_is_named_at_once(run, settings):
     assert ran.error.startswith("server:1: was killed by SIGKILL, ")
 
 
-@pytest.mark.parametrize("settings", HIDDEN[:2])
+@pytest.mark.parametrize("settings", first(1, HIDDEN[:2]))
 def test_a_server_that_hangs_is_named(run, settings):
     stopped = []
     # An epoch that does not end: who waits at its end for another worker names that one.
@@ -452,7 +453,9 @@ def test_a_server_that_hangs_is_named(run, settings):
     assert "DeadlineError" in ran.error and "server:1" in ran.error
 
 
-@pytest.mark.parametrize("settings", [{"mode": "bsp", "overlap": True}, {"mode": "ssp:0", "prefetch": 2}])
+@pytest.mark.parametrize(
+    "settings", first(1, [{"mode": "bsp", "overlap": True}, {"mode": "ssp:0", "prefetch": 2}])
+)
 def test_a_worker_that_hangs_is_named_by_those_who_wait_for_it(run, settings):
     source = """
 def fate(step):

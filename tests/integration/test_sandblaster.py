@@ -278,7 +278,7 @@ def test_a_minimum_is_said_once_and_kept(run):
 # --- faults ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_a_killed_worker_changes_neither_count_nor_result(run, link):
     ran = go(run, workers=3, job={"link": link}, die=7)
     assert ran.error is None and (ran.run.path / "died").exists()
@@ -287,7 +287,7 @@ def test_a_killed_worker_changes_neither_count_nor_result(run, link):
     assert_close(ran.model, plain())
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_nobody_waits_for_a_slow_workers_last_batch(run, tmp_path, link):
     """Worker 0 holds a batch of the second epoch until another one is in the third: without a duplicate of
     that batch nobody would get there. Its own comes late and is dropped."""

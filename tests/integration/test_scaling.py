@@ -50,12 +50,9 @@ class Scaling:
             if "refused" in answer:
                 self._wanted = None
         if self._wanted is not None:
-            clocks = [status.workers[int(name[7:])].clock for name in workers]
-            if (
-                len(workers) != self._wanted
-                or min(clocks, default=0) == 0
-                or status.version < self._since + 15
-            ):
+            # Of the present processes: steps go on counting from one to the next.
+            stepped = [bool(status.workers[int(name[7:])].phases) for name in workers]
+            if len(workers) != self._wanted or not all(stepped) or status.version < self._since + 15:
                 return
             self.pids.append(workers)
             self._wanted = None

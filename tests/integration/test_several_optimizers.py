@@ -256,6 +256,7 @@ result({name: value.tolist() for name, value in model.state_dict().items()})
 """
 
 
+@pytest.mark.slow
 def test_one_model_with_two_optimizers_over_a_shared_trunk(run, tmp_path):
     ran = run(ACTOR_CRITIC, workers=1, servers=2, mode="asp")
     assert ran.error is None

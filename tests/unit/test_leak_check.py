@@ -80,9 +80,9 @@ def test_file_is_named_unless_a_stranger_holds_it(snapshot, tmp_path: Path) -> N
     before = snapshot.take(shm=tmp_path)
     file = tmp_path / "segment"
     file.touch()
-    assert before.leaks() == [f"file {file}"]
+    assert before.leaks(patience_s=0.01) == [f"file {file}"]
     with file.open() as held:
-        assert before.leaks() == [f"file {held.name}"], "held by ourselves is still ours"
+        assert before.leaks(patience_s=0.01) == [f"file {held.name}"], "held by ourselves is still ours"
     # A stranger is no descendant of this process and does not carry its mark.
     environment = {key: value for key, value in os.environ.items() if key != "PACELINE_TEST_PROCESS"}
     code = f"""
@@ -103,4 +103,4 @@ subprocess.Popen([sys.executable, "-c", code], pass_fds=[held.fileno()], start_n
         assert before.leaks() == []
         parent.stdin.close()
         parent.stdout.read()
-    assert before.leaks() == [f"file {file}"]
+    assert before.leaks(patience_s=0.01) == [f"file {file}"]

@@ -1,5 +1,6 @@
 """A run's metrics for TensorBoard, Prometheus and MLflow, and on the command line."""
 
+import csv
 import json
 import math
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ from paceline.exceptions import UsageError
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus, exports
 from paceline.observe.exports import MetricsServer, prometheus, to_mlflow, to_tensorboard
 from paceline.observe.run_data import RunData
-from paceline.observe.tables import RESOURCES, ROLES, RawTable
+from paceline.observe.tables import RESOURCES, ROLES, RawTable, to_parquet
+from paceline.observe.values import ValueWriter
 from paceline.plan import Job
 
 
@@ -41,6 +43,7 @@ def status() -> RunStatus:
                 rank=0,
                 clock=60,
                 metrics={"loss": math.nan, "a\nb": math.inf},
+                logged_at={"step": 60, "attempt": 1},
                 phases={"forward": 4.5},
                 bytes_out=5,
                 cpu=0.5,
@@ -67,10 +70,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return found
 
 
-def invoke(*words: str) -> str:
+def invoke(*words: str, columns: int = 100) -> str:
     app = typer.Typer()
     app.command()(metrics)
-    result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "100"})
+    result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": str(columns)})
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -109,6 +112,7 @@ def test_prometheus() -> None:
     assert found[f'paceline_worker_steps_total{{{run},worker="1"}}'] == "40"
     assert found[f'paceline_worker_metric{{{run},worker="0",name="loss"}}'] == "NaN"
     assert found[f'paceline_worker_metric{{{run},worker="0",name="a\\nb"}}'] == "+Inf"
+    assert found[f'paceline_worker_logged_at{{{run},worker="0",of="attempt"}}'] == "1"
     assert found[f'paceline_worker_phase_seconds_total{{{run},worker="0",phase="forward"}}'] == "4.5"
     assert found[f'paceline_server_update_seconds_total{{{run},server="0"}}'] == "1.5"
     assert found[f'paceline_staleness_bucket{{{run},le="2"}}'] == "5"
@@ -172,6 +176,61 @@ def test_tensorboard(run: RunDirectory, tmp_path: Path) -> None:
     read.Reload()
     cores = read.Scalars("resources/CPU cores")
     assert [(each.step, each.value) for each in cores] == [(0, 0.5), (2, 0.5)]
+    assert to_tensorboard(RunData(run.path), tmp_path / "board") == 0, "nothing is written twice"
+    log_more(run)
+    assert to_tensorboard(RunData(run.path), tmp_path / "board") == 2
+    read = EventAccumulator(str(tmp_path / "board" / run.id / "worker-0"))
+    read.Reload()
+    assert [each.step for each in read.Scalars("loss")] == [10, 20, 25]
+    (tmp_path / "board" / run.id / "paceline.json").unlink()
+    with pytest.raises(UsageError, match="all values would be in it twice. Remove it"):
+        to_tensorboard(RunData(run.path), tmp_path / "board")
+
+
+class Board:
+    """As torch's SummaryWriter: keeps what it is told, and makes a file."""
+
+    told: ClassVar[list[tuple[str, str, float, int]]] = []
+
+    def __init__(self, where: str) -> None:
+        Path(where).mkdir(parents=True, exist_ok=True)
+        (Path(where) / "events.out.tfevents.1").touch()
+        self._who = Path(where).name
+
+    def add_scalar(self, tag: str, value: float, step: int, at: float) -> None:
+        self.told.append((self._who, tag, value, step))
+
+    def close(self) -> None:
+        pass
+
+
+def test_tensorboard_gets_what_is_new(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("torch.utils.tensorboard")
+    module.__dict__["SummaryWriter"] = Board
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(Board, "told", [])
+    assert to_tensorboard(RunData(run.path), tmp_path / "board") == 8
+    assert to_tensorboard(RunData(run.path), tmp_path / "board") == 0, "nothing is written twice"
+    log_more(run)
+    assert to_tensorboard(RunData(run.path), tmp_path / "board") == 2
+    to_parquet(run.path)
+    assert to_tensorboard(RunData(run.path), tmp_path / "board") == 0
+    assert Board.told[-2:] == [("worker-0", "loss", 0.125, 25), ("worker-0", "again", 3.0, 25)]
+    assert len(Board.told) == 10
+    (tmp_path / "board" / run.id / "paceline.json").unlink()
+    with pytest.raises(UsageError, match="all values would be in it twice. Remove it"):
+        to_tensorboard(RunData(run.path), tmp_path / "board")
+    assert to_tensorboard(RunData(run.path), tmp_path / "other") == 10
+
+
+def log_more(run: RunDirectory) -> None:
+    """Worker 0 is resumed from step 24."""
+    writer = ValueWriter(run.path / "raw", 0, 1, began=24)
+    writer.stepped()
+    writer.add({"loss": 0.125, "again": 3.0}, 40, 1280, 1)
+    writer.close()
 
 
 def test_without_tensorboard(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +247,7 @@ class Filed:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
+        self.tags: dict[str, str] = {}
 
     def __call__(self, tracking_uri: str) -> "Filed":
         self.calls.append(("uri", tracking_uri))
@@ -198,6 +258,14 @@ class Filed:
 
     def create_experiment(self, name: str) -> str:
         return "7"
+
+    def search_runs(self, experiments: list[str], mine: str, max_results: int) -> list[Any]:
+        assert experiments == ["7"] and mine.startswith("tags.`paceline.run` = '2")
+        data, info = type("Data", (), {"tags": self.tags}), type("Info", (), {"run_id": "abc"})
+        return [type("Run", (), {"data": data, "info": info})] if self.tags else []
+
+    def set_tag(self, run_id: str, name: str, text: str) -> None:
+        self.tags[name] = text
 
     def create_run(self, experiment: str, start_time: int, run_name: str, tags: dict[str, str]) -> Any:
         self.calls.append(("run", (experiment, run_name)))
@@ -248,6 +316,14 @@ def test_mlflow(run: RunDirectory, filed: Filed, monkeypatch: pytest.MonkeyPatch
         ("loss/worker-0", 0.25, 20),
     ]
     assert filed.calls[-1] == ("end", "FINISHED")
+    filed.calls.clear()
+    assert to_mlflow(RunData(run.path), "http://there") == "abc"
+    assert [kind for kind, _ in filed.calls] == ["uri", "end"], "nothing is filed twice"
+    log_more(run)
+    filed.calls.clear()
+    to_mlflow(RunData(run.path), "http://there")
+    assert [(kind, len(what)) for kind, what in filed.calls if kind == "metrics"] == [("metrics", 2)]
+    assert filed.tags["paceline.filed.0"] == "0:2 1:2"
 
 
 def test_without_mlflow(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +340,45 @@ def test_shown_as_a_table(run: RunDirectory) -> None:
     assert lines[0].split() == ["metric", "worker", "values", "step", "first", "lowest", "highest", "last"]
     assert lines[1].split() == ["loss", "0", "2", "20", "0.5", "0.25", "0.5", "0.25"]
     assert lines[2].split() == ["loss", "1", "2", "21", "0.75", "0.75", "0.75", "nan"]
+
+
+def test_as_csv(run: RunDirectory, tmp_path: Path) -> None:
+    log_more(run)
+    assert invoke("last", "--csv", str(tmp_path / "all.csv")).endswith("all.csv: 6 values\n")
+    text = (tmp_path / "all.csv").read_text()
+    assert invoke("last", "--csv", "-") == text
+    rows = [*csv.DictReader(text.splitlines())]
+    assert list(rows[0]) == [
+        "time",
+        "worker",
+        "attempt",
+        "step",
+        "version",
+        "epoch",
+        "samples",
+        "name",
+        "value",
+    ]
+    new = next(row for row in rows if row["name"] == "again")
+    labels = {name: new[name] for name in ("worker", "attempt", "step", "version", "epoch", "samples")}
+    assert labels == dict(worker="0", attempt="1", step="25", version="40", epoch="1", samples="1280")
+    old = [row for row in rows if row["name"] == "loss" and row["attempt"] == "0"]
+    assert [(row["step"], row["value"], row["version"]) for row in old][-1] == ("21", "nan", "")
+    with pytest.raises(UsageError, match="--csv .*No such file or directory"):
+        invoke("last", "--csv", str(tmp_path / "not" / "there"))
+
+
+@pytest.mark.parametrize("columns", [40, 60, 76, 100])
+def test_the_table_fits(run: RunDirectory, columns: int) -> None:
+    writer = ValueWriter(run.path / "raw", 0, 1)
+    for n in range(12_345):
+        writer.stepped()
+        writer.add({"validation_accuracy_top5": -1 / (n + 1)}, 0, 0, 0)
+    writer.close()
+    lines = invoke("last", columns=columns).splitlines()
+    assert all(len(line.rstrip()) <= columns for line in lines)
+    assert {"metric", "worker", "step", "last"} <= set(lines[0].split())
+    assert "…" not in "".join(lines), "no number is cut short"
 
 
 def test_a_run_without_metrics(run: RunDirectory) -> None:

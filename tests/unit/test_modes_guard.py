@@ -218,6 +218,47 @@ def test_a_mode_that_cannot_be_switched() -> None:
     assert "but a run in easgd:4 cannot be switched to a tighter mode" in only.reason
 
 
+def test_a_run_that_runs_away_goes_back_and_on_without_staleness() -> None:
+    seen = "the loss rose from 19 to 1e+06"
+    for text in ("asp", "ssp:4", "ssp:1", "backup:1"):
+        guard = Guard()
+        guard.pushes({2: 30, 3: 30})
+        decision = guard.ran_away(parse_mode(text), seen, 120)
+        assert (str(decision.mode), decision.back_to, decision.ran_away) == ("bsp", 120, True)
+        assert decision.reason == f"{seen} while the mean staleness was 2.5; bsp has none"
+    assert str(Guard().ran_away(ASP, seen, 0).mode) == "bsp"  # too early to know how stale pushes are
+    fresh = Guard()
+    fresh.pushes({0: 50})
+    for guard, mode in ((fresh, ASP), (Guard(), parse_mode("bsp"))):
+        decision = guard.ran_away(mode, seen, 7)
+        assert (decision.mode, decision.back_to, decision.ran_away) == (None, 7, True)
+
+
+def test_what_workers_logged_last_before_the_run_went_back_does_not_count() -> None:
+    guard = Guard()
+    guard.pushes({3: 60})
+    for version in range(60):
+        guard.loss(28.0 * 1.7**version, version)
+    guard.ran_away(ASP, "the loss rose from 28 to 1e+15", 0)
+    for version in range(60, 100):  # they are yet to be ended
+        guard.loss(28.0 * 1.7**version, version)
+    guard.restart()
+    for version in range(2000):
+        guard.loss(0.45 + 0.1 * (version % 2), version)
+        assert guard.verdict(parse_mode("bsp")) is None
+
+
+def test_a_decline_names_the_version_to_go_back_to() -> None:
+    guard = Guard()
+    for version, loss in enumerate([0.3] * 400 + [1.2] * 100):
+        guard.loss(loss, version)
+        guard.update(3)
+        if decision := guard.verdict(ASP):
+            break
+    assert decision is not None and not decision.ran_away
+    assert decision.back_to is not None and 50 <= decision.back_to < 400
+
+
 def test_a_run_without_losses_is_left_alone() -> None:
     guard = Guard()
     for _ in range(1000):

@@ -11,6 +11,7 @@ from paceline.data.leases import LeaseBook
 from paceline.modes import PushId, parse_mode
 from paceline.ps.lead import QUARANTINE, Lead, Push
 from paceline.ps.norms import LEAST, WINDOW, NormBound, SliceNorms
+from paceline.worker import reporting
 
 
 def test_nothing_is_refused_before_something_is_usual():
@@ -134,3 +135,32 @@ def test_it_does_not_matter_when_a_server_joined(joined, orders):
             for server in sorted(there, key=lambda server: orders[server % 4])
         ]
         assert [a for a in answers if a is not None] == [8.0**0.5], number
+
+
+# --- norms that nobody asked for ------------------------------------------------------------------------
+
+
+def test_norms_are_told_now_and_then_by_scripts_that_log_no_loss(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(reporting.time, "perf_counter", lambda: now[0])
+
+    def norm() -> float:
+        now[0] += 0.005  # of a large model
+        return 3.0
+
+    sampling = reporting.NormSampling()
+    told = 0
+    for _ in range(1000):  # steps of 10 ms
+        if sampling.due:
+            assert sampling.measured(norm) == 3.0
+            told += 1
+        now[0] += 0.01
+    assert told == 10  # a second apart: 5 ms in 1,005
+    sampling.logged(["accuracy"])
+    now[0] += 10
+    assert sampling.due
+    sampling.logged(["accuracy", "train_loss"])
+    now[0] += 1e6
+    assert not sampling.due
+    sampling.measured(norm)  # for --norm-bound
+    assert not sampling.due

@@ -73,7 +73,7 @@ def test_every_section_is_there(finished: Path) -> None:
         "Who waited for whom",
         "Staleness",
         "Resources",
-        "Bytes on each link",
+        "Bytes",
         "Profile",
         "Workers and servers",
         "Samples",

@@ -24,6 +24,7 @@ def script(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 def test_roles_and_threads(script: str) -> None:
@@ -150,3 +151,15 @@ def test_planning_does_not_import_torch() -> None:
     code = "import sys, paceline.plan, paceline.observe; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("given", "threads", "planned"),
+    [("3", None, 3), ("3,1", None, 3), ("3", 2, 2), ("", None, 0), ("x", None, 0), ("0", None, 0)],
+)
+def test_threads_that_the_user_set(
+    monkeypatch: pytest.MonkeyPatch, script: str, given: str, threads: int | None, planned: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    (worker,) = make_plan(Job(script=script, workers=1, threads=threads)).workers
+    assert worker.threads == (planned or 8)

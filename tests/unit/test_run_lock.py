@@ -70,7 +70,7 @@ def test_of_two_resumes_at_once_one_is_refused(tmp_path: Path, monkeypatch: pyte
     one, other = RunDirectory(path), RunDirectory(path)
     monkeypatch.setattr(RunDirectory, "alive", lambda self: False)  # both looked before either began
     one.record_resume(job)
-    with pytest.raises(UsageError, match=f"still going on .* with `kill {os.getpid()}`"):
+    with pytest.raises(UsageError, match=f"still going on .*controller: process {os.getpid()}"):
         other.record_resume(job)
     assert len(one.record()["resumes"]) == 1
     one.lock.give_back()

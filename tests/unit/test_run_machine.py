@@ -367,6 +367,42 @@ def test_a_stop_saves_first_and_a_second_one_does_not_wait():
     assert machine.error is None
 
 
+def test_a_stop_while_the_run_ends_anyway_is_answered_and_changes_nothing():
+    machine = started()
+    for rank in (0, 1):
+        machine.worker_finished(rank)
+    assert machine.state is RunState.FINISHING
+    assert "the run ends already" in machine.stop_requested()[0].text
+    assert machine.saved(None) == [End()] and machine.state is RunState.SUCCEEDED
+
+
+def test_scripts_that_exit_before_they_train_leave_nothing_to_save():
+    machine = started()
+    assert machine.worker_finished(0, trained=False) == []
+    restored = started()
+    restored.restore(machine.snapshot())
+    note, end = restored.worker_finished(1, trained=False)
+    assert "nothing was trained" in note.text and end == End()
+    assert restored.state is RunState.SUCCEEDED
+    assert machine.worker_finished(1) == [Save()], "one has trained"
+
+
+def test_a_stop_that_is_to_be_now_saves_nothing_but_lets_a_run_that_is_about_to_end_do_so():
+    for before in ([], ["stop_requested"]):
+        machine = started()
+        for event in before:
+            getattr(machine, event)()
+        note, end = machine.stop_requested(now=True)
+        assert (note, end) == (Note("stopped without waiting for the checkpoint"), End())
+        assert machine.state is RunState.STOPPED
+    machine = started()
+    for rank in machine.working:
+        machine.worker_finished(rank)
+    assert machine.state is RunState.FINISHING
+    assert "the run ends already" in machine.stop_requested(now=True)[0].text
+    assert machine.state is RunState.FINISHING
+
+
 @pytest.mark.parametrize("problem", [None, "not written within 2.5 s"])
 def test_a_stop_ends_when_the_checkpoint_is_written_or_cannot_be(problem):
     machine = started()
@@ -381,6 +417,29 @@ def test_a_stop_before_there_is_anything_to_save_ends_at_once():
     machine = RunMachine(servers=1, workers=1, max_restarts=0)
     machine.begin()
     assert machine.stop_requested() == [End()]
+    assert machine.state is RunState.STOPPED
+
+
+def test_a_stop_while_the_run_goes_back_ends_at_once_with_the_checkpoint_it_went_back_to():
+    machine = started()
+    machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL))
+    other = RunMachine(servers=1, workers=2, max_restarts=3)
+    other.restore(machine.snapshot())  # the controller may die meanwhile
+    for each in (machine, other):
+        note, end = each.stop_requested()
+        assert isinstance(note, Note) and "paceline resume" in note.text and end == End()
+        assert each.state is RunState.STOPPED and each.error is None and each.wanted == []
+        assert each.server_ready(0) == [] and each.saved(None) == []
+
+
+def test_a_stop_after_the_run_went_back_saves_again():
+    machine = started()
+    machine.exited("server", 0, 0, ending_of(None, signal.SIGKILL))
+    machine.server_ready(0)
+    assert machine.stop_requested()[-1] == Save()
+    # The only server is lost before it has saved: what was written before is what there is.
+    note, end = machine.exited("server", 0, 1, ending_of(None, signal.SIGKILL))
+    assert "no checkpoint: server:0" in note.text and end == End()
     assert machine.state is RunState.STOPPED
 
 
@@ -651,3 +710,45 @@ def test_the_lead_stays_when_servers_leave():
     assert machine.scale_servers(2) == [RetireServer(2)]
     assert machine.scale_servers(1) == [RetireServer(0)]
     assert machine.serving == {1}
+
+
+def test_a_role_that_we_end_is_not_said_to_be_killed_for_memory():
+    """It was ended for NaN, and the run's message is about that."""
+    machine = started(max_restarts=1)
+    why = "worker:1 pushed NaN or Inf 5 times in a row while other workers did not"
+    note, _ = machine.hung("worker", 1, 0, why)
+    assert why in note.text
+    note, _ = machine.exited("worker", 1, 0, ending_of(None, signal.SIGKILL))
+    assert note.text.startswith("worker:1 was ended; replaced (restart 1 of at most 1)")
+    machine.worker_back(1)
+    # One that is killed by somebody else is said so.
+    assert "was killed by SIGKILL after 1 restart" in _error(killed(machine, 0), machine)
+
+
+def test_one_that_we_end_when_no_restart_is_left():
+    machine = started(max_restarts=1)
+    machine.hung("worker", 1, 0, "it pushed NaN")
+    restored = RunMachine(servers=1, workers=2, max_restarts=1)
+    restored.restore(machine.snapshot())  # the controller dies in between
+    machine.restarts[0] = restored.restarts[0] = 1  # another one was replaced meanwhile
+    for each in (machine, restored):
+        message = _error(each.exited("worker", 1, 0, ending_of(None, signal.SIGKILL)), each)
+        assert "was ended after 1 restart, and --max-restarts is 1. it pushed NaN." in message
+        assert "SIGKILL" not in message and "memory" not in message
+
+
+def test_a_run_that_diverges_begins_again_and_that_is_no_restart():
+    machine = started(max_restarts=0)
+    machine.worker_finished(0)
+    back, *launched = machine.diverged("the loss rose")
+    assert back == GoBack("the loss rose") and len(launched) == 3
+    assert machine.state is RunState.RECOVERING and machine.server_restarts == 0 and not machine.finished
+    assert {each.incarnation for each in launched} == {1}
+    assert machine.give_up("The run diverged.") == [End()]
+    assert machine.error == ("run", "The run diverged.", "")
+    assert machine.diverged("again") == machine.give_up("again") == []
+
+
+def _error(decisions: list, machine: RunMachine) -> str:
+    assert decisions == [End()] and machine.error is not None
+    return machine.error[1]

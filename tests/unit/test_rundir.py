@@ -71,6 +71,23 @@ def test_own_directory_is_listed_too(tmp_path: Path, root: Path) -> None:
     assert find_run(str(chosen)).id == run.id
 
 
+def test_last_is_who_started_last_whatever_its_directory_is_called(root: Path, tmp_path: Path) -> None:
+    plain = make()
+    inside = make("zebra.py", run_dir=str(root / "aaa"))
+    outside = make(run_dir=str(tmp_path / "mine"))
+    latest = make("aardvark.py", run_dir=str(root / "zzz"))
+    # As versions before this one did: a link beside the directory itself.
+    if not (root / inside.id).exists():
+        (root / inside.id).symlink_to(inside.path)
+    runs = list_runs()
+    assert [run.id for run in runs] == [latest.id, outside.id, inside.id, plain.id]
+    assert find_run("last").path == latest.path
+    assert find_run(inside.id).path == inside.path
+    shutil.copytree(plain.path, root / "copy")
+    assert {run.id for run in list_runs()} == {run.id for run in runs} | {"copy"}
+    assert find_run(plain.id).path == plain.path
+
+
 def test_own_directory_with_a_run_is_refused(tmp_path: Path) -> None:
     make(run_dir=str(tmp_path / "mine"))
     with pytest.raises(UsageError, match="already holds a run .*paceline resume .*mine"):
@@ -209,6 +226,7 @@ def test_newest_first_and_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for run_id in ids:
         monkeypatch.setattr(rundir, "_new_id", lambda _, run_id=run_id: run_id)
         make()
+    (root / ids[1] / "run.json").touch()  # as a resume does: it was started when it was
     (root / "not-a-run").mkdir()
     (root / "gone").symlink_to(root / "nowhere")
     assert [run.id for run in list_runs()] == [ids[2], ids[1], ids[0]]

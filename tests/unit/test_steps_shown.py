@@ -33,7 +33,10 @@ def moment(second: float, steps: int, samples: int = 0, **more: int) -> RunStatu
     )
 
 
-@pytest.mark.parametrize("samples, shown", [(0, "40 steps/s"), (600, "40 steps/s · 60 samples/s")])
+@pytest.mark.parametrize(
+    "samples, shown",
+    [(0, "30 steps/s (last 10 s: 40)"), (600, "30 steps/s (last 10 s: 40) · 30 samples/s (last 10 s: 60)")],
+)
 def test_progress_and_live_view(samples: int, shown: str) -> None:
     window = Window(5.0)
     window.see(moment(10.0, 100))
@@ -62,17 +65,29 @@ def test_report_and_comparison(tmp_path: Path) -> None:
     runs = [ComparedRun.of(RunData(path)) for path in (with_loader, without)]
     names = dict(key_figures(runs[1].run, runs[1].facts))
     assert "samples a second" not in names and float(names["steps a second"]) > 0
-    rows = {row.name: row.cells for row in compare(runs)}
+    rows = {row.name: row.cells for row in compare([[each] for each in runs])}
     assert rows["steps a second"][0] == "–" and float(rows["steps a second"][1]) > 0
     assert rows["samples a second"][1] == "–"
 
 
 def test_what_the_lead_tells() -> None:
     told = {"version": 1, "epoch": 0, "samples": 0, "parameters": 8, "refused": 0, "dropped": 0, "lost": 0}
-    told |= {"update_s": 0.0, "staleness": {}, "leases": [], "earlier_epochs": {}, "clocks": {}}
+    told |= {"update_s": 0.0, "staleness": {}, "leases": [], "earlier_epochs": {}}
     found = []
     for data in (None, {"stream": True}, {"samples": 60}):
         status = replace(moment(1.0, 1))
         status.hear({**told, "data": data})
         found.append((status.loader, status.stream))
     assert found == [(False, False), (True, True), (True, False)]
+
+
+def test_the_last_figures_stay_the_last() -> None:
+    """A server that ends may tell the same once more; more than that is of a run that goes on."""
+    told = {"version": 1, "epoch": 0, "samples": 8, "parameters": 8, "refused": 0, "dropped": 0, "lost": 0}
+    told |= {"update_s": 0.0, "staleness": {}, "leases": [], "earlier_epochs": {}, "data": None}
+    status = moment(1.0, 1)
+    found = []
+    for more in ({}, {"last": True}, {}, {"version": 2}):
+        status.hear(told | more)
+        found.append(status.told_all)
+    assert found == [False, True, True, False]

@@ -208,3 +208,12 @@ def test_a_resumed_run_has_no_staleness_counter(run: Path) -> None:
     out = run.parent / "trace.json"
     write_trace(RunData(run), out)
     assert "staleness" not in {event["name"] for event in read(out)}
+
+
+def test_a_place_that_cannot_be_written_is_named_at_once(run: Path, tmp_path: Path) -> None:
+    data = RunData(run)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file/trace.json cannot be written: Not a directory"):
+        write_trace(data, tmp_path / "file" / "trace.json")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_trace(data, Path("/proc/trace.json"))

@@ -193,3 +193,17 @@ def test_never_raises_and_never_repeats(seed: int, ordered: bool) -> None:
             kind = text.partition(":")[0]
             kinds += re.findall(r"worker:\d+", text) if kind == "slow worker" else [kind]
     assert len(kinds) == len(set(kinds))
+
+
+def test_a_replaced_worker_makes_nobody_slow() -> None:
+    """Its process's times begin again at 0 while its steps go on: they must not be divided by each other."""
+    watch, said = Watch(), []
+    for second in range(60):
+        status = RunStatus(state="running", mode="asp", startup_s=1.0, elapsed_s=1.0 + second)
+        for rank in (0, 1):
+            new = rank == 1 and second >= 30
+            phases = {phase: share * (second - 30 if new else second) for phase, share in HEALTHY.items()}
+            pid = 200 if new else 100 + rank
+            status.workers[rank] = WorkerStatus(rank=rank, clock=10 * second, phases=phases, pid=pid)
+        said += watch.see(status)
+    assert said == []

@@ -34,6 +34,15 @@ def test_only_the_last_seconds_count() -> None:
     assert window.server(0).updating == pytest.approx(0.1)
 
 
+def test_start_up_is_no_part_of_it() -> None:
+    window = Window(5.0)
+    for second in range(8):
+        now = at(second, clock=max(0, second - 4) * 10)
+        now.startup_s = 4.0 if second > 4 else 0.0
+        window.see(now)
+    assert (window.seconds, window.worker(0).steps_per_s, window.samples_per_s) == (3.0, 10.0, 320.0)
+
+
 def test_many_statuses_a_second_are_thinned_out_and_change_nothing() -> None:
     window = Window(5.0)
     for hundredth in range(2001):

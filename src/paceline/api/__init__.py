@@ -1,9 +1,12 @@
 """What users import, and what the command line calls.
 
 * `script.py`  prepare, log, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
+* `collectives.py` gather, mean, broadcast, barrier: for metrics and decisions.
 * `fitting.py` fit and Task: for people who want no loop.
 * `runs.py`    load_run: a run's tables as data frames.
-* `jobs.py`    run_job, resume_run, export_run, inspect_script: what the commands do.
+* `jobs.py`    run_job, resume_run, inspect_script: what the commands do.
+* `studies.py` study, load_study: many runs of one script, compared.
+* `exporting.py` export_run: a run's model as a file.
 * `successor.py` take_over: go on with a run whose controller was killed.
 
 Loaded when used: the commands need no torch, and must not wait for it.
@@ -13,47 +16,66 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from paceline.api.collectives import barrier, broadcast, gather, mean, prepare_validation
+    from paceline.api.exporting import export_run
     from paceline.api.fitting import FitResult, Task, fit
-    from paceline.api.jobs import export_run, inspect_script, resume_run, run_job
+    from paceline.api.jobs import inspect_script, resume_run, run_job
     from paceline.api.runs import load_run
     from paceline.api.script import (
         assign,
+        epochs,
         is_main,
         log,
         mode,
         no_sync,
         prepare,
+        progress,
         rank,
         run_parameters,
         should_stop,
+        state,
         world_size,
     )
+    from paceline.api.studies import load_study, study
 
 __all__ = [
     "FitResult",
     "Task",
     "assign",
+    "barrier",
+    "broadcast",
+    "epochs",
     "export_run",
     "fit",
+    "gather",
     "inspect_script",
     "is_main",
     "load_run",
+    "load_study",
     "log",
+    "mean",
     "mode",
     "no_sync",
     "prepare",
+    "prepare_validation",
+    "progress",
     "rank",
     "resume_run",
     "run_job",
     "run_parameters",
     "should_stop",
+    "state",
+    "study",
     "world_size",
 ]
 
 _HOMES = {
+    "collectives": ("barrier", "broadcast", "gather", "mean", "prepare_validation"),
     "fitting": ("FitResult", "Task", "fit"),
     "runs": ("load_run",),
-    "jobs": ("export_run", "inspect_script", "resume_run", "run_job"),
+    "exporting": ("export_run",),
+    "jobs": ("inspect_script", "resume_run", "run_job"),
+    "studies": ("load_study", "study"),
 }
 
 

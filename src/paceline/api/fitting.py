@@ -1,13 +1,15 @@
 """Training without writing a loop, from a notebook or a script."""
 
+import math
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.api import script
@@ -40,12 +42,39 @@ class Task:
     test_data: Callable[[], Dataset[Any]] | Dataset[Any] | None = None
     """Worker 0 measures loss and accuracy on it after every epoch."""
     device: str = "cpu"
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
+    """Makes the learning-rate schedule: `lambda o: torch.optim.lr_scheduler.StepLR(o, 10)`."""
+    scheduler_every: Literal["epoch", "step"] = "epoch"
+    """When the schedule goes on."""
+    clip_grad_norm: float | None = None
+    """Each worker's gradient is scaled down to this norm, as by `torch.nn.utils.clip_grad_norm_`."""
+    hyperparameters: Mapping[str, str | float | bool | None] = field(default_factory=dict)
+    """What the functions above were made with, to be recorded with the run: `{"lr": 0.1, "width": 64}`."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"Task({name}={value!r}): must be a whole number of at least 1.")
+        if self.scheduler_every not in ("epoch", "step"):
+            raise UsageError(f"Task(scheduler_every={self.scheduler_every!r}): must be 'epoch' or 'step'.")
+        if self.clip_grad_norm is not None and not 0 < self.clip_grad_norm < math.inf:
+            raise UsageError(f"Task(clip_grad_norm={self.clip_grad_norm!r}): must be a number above 0.")
+        for key, value in self.hyperparameters.items():
+            if not isinstance(value, str | int | float | bool | None):
+                raise UsageError(
+                    f"Task(hyperparameters={{{key!r}: {value!r:.40}}}): give names, and numbers or texts."
+                )
+
+    def described(self) -> dict[str, Any]:
+        """For the run's record: settings as they are, functions by their names."""
+        settings = ("epochs", "batch_size", "shuffle", "device", "scheduler_every", "clip_grad_norm")
+        functions = ("model", "optimizer", "scheduler", "loss")
+        return {
+            **{name: getattr(self, name) for name in settings},
+            **{name: _name(getattr(self, name)) for name in functions},
+            "hyperparameters": dict(self.hyperparameters),
+        }
 
 
 @dataclass(frozen=True)
@@ -56,6 +85,11 @@ class FitResult:
     run_dir: Path
     state_dict: dict[str, Tensor]
     """The trained model: `model.load_state_dict(result.state_dict)`."""
+
+    @property
+    def diverged(self) -> str | None:
+        """That the training diverged, the likely cause and what to change; None if it did not."""
+        return self.status.diverged
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -95,7 +129,9 @@ def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **setting
         job = Job.from_json(settings)
         plan = make_plan(job)
         run, found = RunDirectory.create(job, plan=plan, command=sys.argv), None
-    with Progress(quiet=quiet) as progress:
+    run.record_task(task.described())
+    # On standard output: notebooks show the other one as if something were wrong.
+    with Progress(quiet=quiet, stream=sys.stdout) as progress:
         status = execute(
             plan,
             run,
@@ -115,24 +151,38 @@ def _train(task: Task) -> None:
     model = task.model().to(task.device)
     optimizer = task.optimizer(model.parameters())
     loader = DataLoader(_made(task.data), batch_size=task.batch_size, shuffle=task.shuffle)
-    model, optimizer, loader = script.prepare(model, optimizer, loader)
+    scheduler = None if task.scheduler is None else task.scheduler(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "Task(scheduler=…): ReduceLROnPlateau follows a metric, which every worker measures on its own "
+            "data, so their rates would differ. Use another schedule, or a script with paceline.prepare."
+        )
+    prepared = script.prepare(model, optimizer, loader, *([] if scheduler is None else [scheduler]))
+    model, optimizer, loader = prepared[:3]
     test = None if task.test_data is None or not script.is_main() else _made(task.test_data)
-    for _ in range(task.epochs):
+    for _ in script.epochs(task.epochs):
         model.train()
         total, batches = 0.0, 0
         for inputs, targets in loader:
             loss = task.loss(model(inputs.to(task.device)), targets.to(task.device))
             loss.backward()
+            if task.clip_grad_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), task.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
+            if scheduler is not None and task.scheduler_every == "step":
+                scheduler.step()
             total, batches = total + loss.item(), batches + 1
             if batches % 10 == 0:
                 script.log(loss=total / batches)
         if batches:
-            script.log(loss=total / batches)
+            if batches % 10:
+                script.log(loss=total / batches)
             if test is not None:
                 with script.run_parameters():
                     script.log(**_evaluate(task, model, test))
+        if scheduler is not None and task.scheduler_every == "epoch":
+            scheduler.step()
         if script.should_stop():  # a limit of the run
             break
 
@@ -151,6 +201,12 @@ def _evaluate(task: Task, model: nn.Module, test: Dataset[Any]) -> dict[str, flo
             right += int((output.argmax(1) == targets).sum())
     found = {"test_loss": loss / max(1, seen)}
     return {**found, "test_accuracy": right / max(1, seen)} if classes else found
+
+
+def _name(function: Any) -> str | None:
+    """As people know it: `Net`, `cross_entropy`; a lambda has none."""
+    name = None if function is None else getattr(function, "__qualname__", type(function).__name__)
+    return None if name is None or "<lambda>" in name else str(name)
 
 
 def _made(data: Any) -> Any:

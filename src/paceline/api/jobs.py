@@ -1,4 +1,4 @@
-"""What the commands do: run a job, resume a run, export a model, look into a script."""
+"""What the commands do: run a job, resume a run, look into a script."""
 
 import dataclasses
 import json
@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from paceline.control import Controller, RunDirectory
+from paceline.control.kept_record import KeptRecord
 from paceline.engines import LocalEngine
 from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageError
 from paceline.modes import parse_mode
 from paceline.observe import Progress, RunStatus, write_report
+from paceline.observe.output import Piece
 from paceline.plan import Job, ModelFacts, Plan, make_plan
+from paceline.plan.program import search_path
 from paceline.storage import checkpoint as checkpoints
 
-__all__ = ["check_goes_on", "execute", "export_run", "inspect_script", "resume_run", "run_job", "write_last"]
+__all__ = ["check_goes_on", "execute", "inspect_script", "resume_run", "run_job", "write_last"]
 
 _HEIR = "paceline.api.successor:take_over"
 """Who goes on with a run whose controller was killed."""
@@ -53,26 +56,51 @@ def resume_run(
 ) -> RunStatus:
     """Go on from a run's last whole checkpoint, with other settings where `overrides` says so.
 
+    If the run has finished and its script finds nothing left to do, its record stays as it was.
+
     Raises:
         UsageError: the run is alive, or was started by fit().
         CheckpointError: there is no checkpoint to go on from.
     """
     if "mode" in overrides and parse_mode(overrides["mode"]).inner is None:
         overrides = {"groups": None, **overrides}  # they were the old mode's
-    job = dataclasses.replace(run.read_job(), **overrides)
+    earlier = run.read_job()
+    job = dataclasses.replace(earlier, **overrides)
     if job.script is None:
         raise UsageError(f"run {run.id} was started by paceline.fit(); call fit(…, resume={run.id!r}).")
     plan = make_plan(job, run_id=run.id)
     found = latest_checkpoint(run, progress)
     check_goes_on(job, found)
     before = run.read_status()
+    kept = _kept_record(run) if before.get("state") == "succeeded" else None
     run.record_resume(job, plan=plan, command=command)
+    if job.args != earlier.args:
+        run.append_event({"kind": "arguments", "was": list(earlier.args), "now": list(job.args)})
     lost = max(0, int(before.get("version", 0)) - found.version)
     if lost and progress is not None:
         progress.print_line(
             f"going on from {found.path.name}: {lost:,} updates after it are lost and are computed again"
         )
-    return execute(plan, run, resume=found.path, command=command, progress=progress, lasting=lasting)
+    status = execute(plan, run, resume=found.path, command=command, progress=progress, lasting=lasting)
+    if kept is None:
+        return status
+    if status.state != "succeeded" or status.version != found.version:
+        kept.drop()
+        return status
+    kept.put_back()
+    if progress is not None:
+        progress.print_line(
+            "nothing was left to do: the script made no step. The run's record is as it was before. To train "
+            f"on, give the script more epochs, as in: paceline resume {run.id} -- --epochs N"
+        )
+    return RunStatus.from_json(before)
+
+
+def _kept_record(run: RunDirectory) -> KeptRecord | None:
+    try:
+        return KeptRecord(run.path)
+    except OSError:  # a full disk: the run itself will say so
+        return None
 
 
 def check_goes_on(job: Job, found: checkpoints.Checkpoint) -> None:
@@ -81,6 +109,12 @@ def check_goes_on(job: Job, found: checkpoints.Checkpoint) -> None:
         raise UsageError(
             f"the run has made {found.version:,} updates, and max_updates={job.max_updates} ends it after "
             f"{job.max_updates:,}: give a higher limit (--max-updates) to go on"
+        )
+    samples = int(found.meta["lead"]["samples"])
+    if job.max_samples is not None and samples >= job.max_samples:
+        raise UsageError(
+            f"the run has trained on {samples:,} samples, and max_samples={job.max_samples} ends it after "
+            f"{job.max_samples:,}: give a higher limit (--max-samples) to go on"
         )
 
 
@@ -112,10 +146,9 @@ def execute(
 ) -> RunStatus:
     """Run a plan in its run directory, show it, and write its report."""
 
-    def watch(status: RunStatus, lines: list[str]) -> None:
+    def watch(status: RunStatus, pieces: list[Piece]) -> None:
         if progress is not None:
-            for line in lines:
-                progress.print_line(line)
+            progress.pass_on(pieces)
             progress.show(status)
 
     def finish(status: RunStatus) -> None:
@@ -127,6 +160,7 @@ def execute(
         run,
         resume=resume,
         watch=watch,
+        shown=0 if progress is None else progress.shown,
         finish=finish,
         heir=_HEIR if lasting else None,
     )
@@ -144,29 +178,9 @@ def write_last(run: RunDirectory, status: RunStatus, job: Job, command: Sequence
         status.messages.append(f"the report cannot be written: {error.strerror or error} ({run.path})")
 
 
-def export_run(run: RunDirectory, path: Path, model: int | None = None) -> checkpoints.Checkpoint:
-    """Write a run's model as one safetensors file that `load_state_dict` takes in plain PyTorch.
-
-    Args:
-        model: of a run with several models, which one. None: all, with `0.`, `1.`, … before their keys.
-
-    Returns the checkpoint it came from.
-    """
-    from safetensors.torch import save_file
-
-    from paceline.ps.saving import model_state
-
-    found = latest_checkpoint(run)
-    state = model_state(found, model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        save_file(state, partial, metadata={"paceline_version": str(found.version)})
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise PlanError(f"cannot write {path}: {error}") from error
-    return found
+def _torchrun_env(job: Job) -> dict[str, str]:
+    """As worker 0 finds it, but for a place to meet others: there are none."""
+    return {"WORLD_SIZE": str(job.workers), "RANK": "0", "LOCAL_RANK": "0"} if job.torchrun_env else {}
 
 
 def inspect_script(plan: Plan) -> ModelFacts:
@@ -179,15 +193,16 @@ def inspect_script(plan: Plan) -> ModelFacts:
     assert job.script is not None
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "paceline.worker.inspect", str(len(plan.servers)), str(writer)]
-    overlap = "overlap" if job.overlap else "-"
+    how = [job.compress, "overlap" if job.overlap else "-"]
+    what = ["module" if job.module else "script", search_path(job) or "", job.script, *job.args]
     try:
         done = subprocess.run(
-            [*command, ",".join(job.optimizers), job.compress, overlap, job.script, *job.args],
+            [*command, ",".join(job.optimizers), *how, *what],
             pass_fds=[writer],
             capture_output=True,
             text=True,
             timeout=job.deadline_s,
-            env={**os.environ, "WORLD_SIZE": str(job.workers), "RANK": "0", "LOCAL_RANK": "0"},
+            env={**os.environ, **_torchrun_env(job)},
         )
     except subprocess.TimeoutExpired:
         raise PlanError(

@@ -1,21 +1,26 @@
 """For scripts with their own training loop."""
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.worker import check_who, current_session
+from paceline.exceptions import UsageError
+from paceline.worker import Epochs, RunProgress, ScriptState, check_who, current_session
 
 __all__ = [
     "assign",
+    "epochs",
     "is_main",
     "log",
     "mode",
     "no_sync",
     "prepare",
+    "progress",
     "rank",
     "run_parameters",
     "should_stop",
+    "state",
     "world_size",
 ]
 
@@ -48,11 +53,68 @@ def prepare(*objects: Any) -> Any:
 def log(**metrics: float) -> None:
     """Show metrics (`paceline.log(loss=0.3)`) in the progress display and keep them with the run.
 
+    Every value is kept, with the time, the worker and its attempt, and where it was: its finished steps, the
+    run's version, epoch and samples (`paceline metrics RUN --csv FILE`, `paceline.load_run(RUN).metrics`). A
+    call takes about 2 µs, and what it has taken survives whatever ends the process. A value is one number, or
+    a tensor with one element. Alone (`python train.py`) nothing is kept.
+
     In a script without a prepared loader the name `samples` is reserved: `paceline.log(samples=32)` says how
     many samples this worker has trained on since it logged last. They are added up, and shown as samples a
     second. With a prepared loader samples are counted already, and `samples` is a metric like any other.
     """
     current_session().log(metrics)
+
+
+def epochs(count: int) -> Epochs:
+    """The epochs that are left of so many, as numbers from 0:
+
+        for epoch in paceline.epochs(10):
+            for inputs, targets in loader:
+                ...
+
+    In a new run, and alone, that is `range(10)`. A script that was started again, by `paceline resume` or in
+    a dead worker's place, gets those that the run has not finished. When the run ends early
+    (`should_stop`, `--max-time`, …) no further one comes. Each epoch is one pass over the prepared loader.
+    Call it after prepare().
+    """
+    if operator.index(count) < 0:
+        raise UsageError(f"epochs({count!r}): how many? Give a whole number, 0 or more.")
+    return current_session().epochs(operator.index(count))
+
+
+def progress() -> RunProgress:
+    """How far the run is, of all workers together: updates, samples, epoch, and the fraction that is done.
+
+        factor = 1 - paceline.progress().fraction
+
+    It is what this worker was told with its last exchange, and asks nobody. Alone it counts the script's own
+    steps, samples and epochs.
+    """
+    return current_session().run_progress()
+
+
+def state(**first: Any) -> ScriptState:
+    """What the script wants to keep beside its model, in every checkpoint:
+
+        state = paceline.state(best=0.0, patience=0)
+        ...
+        state.best = max(state.best, score)
+
+    After `paceline resume`, and when the run goes back to a checkpoint, every worker has the values that it
+    had then. A worker that replaces another one, or joins later, has worker 0's newest. Alone nothing is
+    written: values are what the script made them.
+
+    Args:
+        first: first values, for a script that starts anew. Numbers, text, None, dense tensors, and lists,
+            tuples and dicts of these.
+
+    Returns:
+        The same object whenever it is called.
+
+    Raises:
+        UsageError: a value that cannot be kept.
+    """
+    return current_session().kept.ask(first)
 
 
 def should_stop(condition: Any = False, *, who: str = "any") -> bool:

@@ -3,14 +3,17 @@
 import logging
 import os
 import socket
+import sys
 from pathlib import Path
 
 from paceline.api.jobs import write_last
 from paceline.comm import Listener
 from paceline.control import RunDirectory, Successor
 from paceline.engines import Handover, LocalEngine
+from paceline.engines.streams import log_to
 from paceline.exceptions import RoleFailed
 from paceline.observe import RunStatus
+from paceline.observe.output import Piece
 from paceline.plan import Plan
 
 __all__ = ["take_over"]
@@ -20,9 +23,7 @@ log = logging.getLogger("paceline.controller")
 
 def take_over(handover: Handover) -> int:
     """Be the run's controller from now on, to its end. Returns the exit code of the process."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s controller %(levelname)s %(message)s", force=True
-    )
+    log_to(sys.stderr, "controller")
     succession = handover.succession
     run = RunDirectory(Path(succession.run))
     run.lock.inherit(succession.lock)
@@ -30,7 +31,7 @@ def take_over(handover: Handover) -> int:
     plan = Plan.from_json(record["plan"])
     said = 0
 
-    def watch(status: RunStatus, lines: list[str]) -> None:
+    def watch(status: RunStatus, pieces: list[Piece]) -> None:
         nonlocal said
         for message in status.messages[said:]:
             log.info("%s", message)

@@ -1,5 +1,8 @@
 """The command itself: its subcommands, and what every error looks like."""
 
+import io
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -8,16 +11,21 @@ from typer.core import TyperGroup
 from paceline import __version__
 from paceline.cli.certs import certs
 from paceline.cli.compare import compare
+from paceline.cli.completion import COMPLETE_VARIABLE, completion, prepare_completion
 from paceline.cli.export import export
+from paceline.cli.job_file import TakesJobFile
 from paceline.cli.logs import logs
 from paceline.cli.metrics import metrics
 from paceline.cli.options import complain
 from paceline.cli.plan import plan
+from paceline.cli.remove import prune, rm
 from paceline.cli.report import report
 from paceline.cli.resume import resume
 from paceline.cli.run import run
 from paceline.cli.runs import runs
 from paceline.cli.scale import scale
+from paceline.cli.stop import stop
+from paceline.cli.study import study
 from paceline.cli.switch import switch
 from paceline.cli.top import top
 from paceline.cli.trace import trace
@@ -35,6 +43,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            ctx.color = False
         try:
             return super().invoke(ctx)
         except PacelineError as error:
@@ -45,8 +55,12 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-# --max_restarts is --max-restarts: torchrun's documentation has used both.
-SPELLING = {"token_normalize_func": lambda word: word.replace("_", "-")}
+def spelled(word: str) -> str:
+    """--max_restarts is --max-restarts: torchrun's documentation has used both. -w was scale's -n."""
+    return "n" if word == "w" else word.replace("_", "-")
+
+
+SPELLING = {"token_normalize_func": spelled}
 # What stands after the script is the script's.
 BEFORE_SCRIPT = {**SPELLING, "allow_interspersed_args": False}
 
@@ -59,13 +73,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(context_settings=BEFORE_SCRIPT)(run)
-app.command(context_settings=BEFORE_SCRIPT)(plan)
+app.command(cls=TakesJobFile, context_settings=BEFORE_SCRIPT)(run)
+app.command(cls=TakesJobFile, context_settings=BEFORE_SCRIPT)(plan)
+app.command(cls=TakesJobFile, context_settings=BEFORE_SCRIPT)(study)
 app.command(context_settings=SPELLING)(runs)
 app.command(context_settings=SPELLING)(logs)
 app.command(context_settings=SPELLING)(resume)
+app.command(context_settings=SPELLING)(stop)
 app.command(context_settings=SPELLING)(switch)
 app.command(context_settings=SPELLING)(scale)
+app.command(context_settings=SPELLING)(rm)
+app.command(context_settings=SPELLING)(prune)
 app.command(context_settings=SPELLING)(certs)
 app.command(context_settings=SPELLING)(export)
 app.command(context_settings=SPELLING)(top)
@@ -73,6 +91,7 @@ app.command(context_settings=SPELLING)(report)
 app.command(context_settings=SPELLING)(compare)
 app.command(context_settings=SPELLING)(trace)
 app.command(context_settings=SPELLING)(metrics)
+app.command(context_settings=SPELLING)(completion)
 
 
 def _show_version(wanted: bool) -> None:
@@ -96,4 +115,9 @@ def paceline(
 
 def main() -> None:
     """Run the command line; does not return."""
-    app(prog_name="paceline")
+    for stream in (sys.stdout, sys.stderr):
+        # Where only ASCII can be written, × and é are written as \xd7 and \xe9, and nothing fails.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    prepare_completion()
+    app(prog_name="paceline", complete_var=COMPLETE_VARIABLE)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import options
 from paceline.exceptions import UsageError
 
 __all__ = ["compare"]
@@ -17,12 +18,20 @@ def compare(
             metavar="RUN RUN …",
             help="Two runs or more: ids, beginnings of ids, directories, or [b]last[/b].",
             show_default=False,
+            autocompletion=options.complete_run,
         ),
     ],
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Also write a page with plots.", show_default=False),
     ] = None,
+    group: Annotated[
+        bool,
+        typer.Option(
+            "--group/--no-group",
+            help="Show runs that differ by their seed only in one column, as mean ± standard deviation.",
+        ),
+    ] = True,
 ) -> None:
     """Compare runs: speed, results, and where their time went. The best of a row is marked.
 
@@ -46,11 +55,13 @@ def compare(
     if twice := {run.id for run in found if sum(run.path == other.path for other in found) > 1}:
         raise UsageError(f"{', '.join(sorted(twice))} is there twice: name different runs")
     compared = [comparison.ComparedRun.of(RunData(run.path), run.state()) for run in found]
+    columns = comparison.columns_of(compared, group=group)
+    names = comparison.column_names(columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("", style="dim", no_wrap=True)
-    for name in comparison.short_names(compared):
+    for name in names:
         table.add_column(name, justify="right", overflow="fold")
-    for row in comparison.compare(compared):
+    for row in comparison.compare(columns):
         cells = [
             Text(f"{cell} *", style="bold green") if i in row.best else Text(cell)
             for i, cell in enumerate(row.cells)
@@ -58,16 +69,20 @@ def compare(
         table.add_row(row.name, *cells)
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 60 + 30 * len(compared)
+        console.width = 60 + 40 * len(columns)
     console.print(table)
     console.print("[dim]* the best of its row[/dim]")
-    for name, each in zip(comparison.short_names(compared), compared, strict=True):
+    for name, each in (
+        (short if len(column) == 1 else each.name, each)
+        for short, column in zip(names, columns, strict=True)
+        for each in column
+    ):
         console.print(Text(f"{name}: {each.diagnosis.text}"))
         for text in each.run.missing:
             console.print(Text(f"{name}: missing: {text}", style="yellow"))
     if html is not None:
         try:
-            comparison.write_comparison(compared, html)
+            comparison.write_comparison(columns, html)
         except OSError as error:
             raise UsageError(
                 f"--html {html} cannot be written: {error.strerror or error}. Name a file in a directory "

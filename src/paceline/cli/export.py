@@ -1,5 +1,6 @@
 """paceline export: the model of a run as a file for plain PyTorch."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,9 @@ def export(
     run: Annotated[str, options.RUN],
     file: Annotated[
         Path,
-        typer.Argument(help="The file to write, in safetensors format.", show_default=False),
+        typer.Argument(
+            help="The file to write: .safetensors, or .pt or .pth for torch.load.", show_default=False
+        ),
     ],
     model: Annotated[
         int | None,
@@ -49,4 +52,6 @@ def export(
             f"It holds {models} models: their keys begin with 0. to {models - 1}. (--model K: one of them)"
         )
         return
-    typer.echo(f'Load it:  model.load_state_dict(safetensors.torch.load_file("{file}"))')
+    load = "safetensors.torch.load_file(%s)" if file.suffix == ".safetensors" else "torch.load(%s)"
+    quoted = json.dumps(str(file), ensure_ascii=False)
+    typer.echo(f"Load it:  model.load_state_dict({load % quoted})")

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from paceline.cli import options
 from paceline.exceptions import UsageError
+from paceline.observe.output import label
 
 if TYPE_CHECKING:
     from paceline.control.rundir import RunDirectory
@@ -33,50 +33,37 @@ def logs(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
 ) -> None:
-    """Show the logs of a run's roles.
+    """Show the logs of a run's roles: what scripts wrote, and what Paceline says of them.
+
+    Of a progress bar, only its last state.
 
     [dim]paceline logs last --role worker:1 --follow[/dim]
     """
     from paceline.control.rundir import find_run
+    from paceline.control.tail import Tail
+    from paceline.observe.output import Screen, Stream
 
     found = find_run(run)
     tails: dict[str, Tail] = {}
+    screens: dict[tuple[str, Stream], Screen] = {}
     while True:
         # Asked first: what was written before the run ended is then read below.
         alive = follow and found.alive()
         paths = _chosen(found, role, must=not alive)
         for name, path in paths.items():
+            alone = role is not None and len(paths) == 1
             tail = tails.setdefault(name, Tail(path))
-            for line in tail.lines(to_the_end=not alive):
-                _print(name, line, alone=role is not None and len(paths) == 1)
+            while pieces := tail.read():
+                for stream, data in pieces:
+                    screen = screens.setdefault((name, stream), Screen())
+                    for line in [*screen.feed(data), *screen.settled()]:
+                        _print(name, line, alone=alone)
+            for screen in [screens[each] for each in screens if each[0] == name and not alive]:
+                for line in screen.end():
+                    _print(name, line, alone=alone)
         if not alive:
             return
         time.sleep(POLL_S)
-
-
-class Tail:
-    """Reads what is new in a file, in whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._rest = b""
-
-    def lines(self, *, to_the_end: bool) -> Iterator[str]:
-        """New lines; also a last one without its end if nothing more will come."""
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            for line in file:
-                self._position += len(line)
-                self._rest += line
-                if self._rest.endswith(b"\n"):
-                    yield self._take()
-        if to_the_end and self._rest:
-            yield self._take()
-
-    def _take(self) -> str:
-        text, self._rest = self._rest.decode(errors="replace"), b""
-        return text.rstrip("\r\n")
 
 
 def _chosen(run: "RunDirectory", role: str | None, *, must: bool) -> dict[str, Path]:
@@ -108,4 +95,4 @@ def _print(name: str, line: str, *, alone: bool) -> None:
         return
     rank = int(name.partition(":")[2] or 0)
     colour = None if name == "controller" else COLOURS[rank % len(COLOURS)]
-    typer.echo(typer.style(f"{name:10} │ ", fg=colour) + line)
+    typer.echo(typer.style(label(name), fg=colour) + line)

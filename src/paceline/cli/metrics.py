@@ -1,6 +1,7 @@
 """paceline metrics: what a run's script logged, here or in another tool."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,25 @@ if TYPE_CHECKING:
 __all__ = ["metrics"]
 
 LOOPBACK = "127.0.0.1"
+_COLUMNS = (
+    (76, ("worker", "values", "step", "first", "lowest", "highest", "last")),
+    (58, ("worker", "step", "lowest", "highest", "last")),
+    (0, ("worker", "step", "last")),
+)
+"""What a terminal of so many columns has room for."""
 
 
 def metrics(
     run: Annotated[str, options.RUN],
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Write every logged value with its time, worker, attempt, step, version, epoch and samples; "
+            "- is the terminal.",
+        ),
+    ] = None,
     tensorboard: Annotated[
         Path | None,
         typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files there."),
@@ -61,10 +77,12 @@ def metrics(
     address = _address(serve) if serve is not None else None
     found = find_run(run)
     data = RunData(found.path)
+    if csv is not None:
+        _write_csv(csv, data)
     if tensorboard is not None:
         number = exports.to_tensorboard(data, tensorboard)
         typer.echo(
-            f"{tensorboard / found.path.name}: {number:,} values. See them:  "
+            f"{tensorboard / found.path.name}: {number:,} new values. See them:  "
             f"tensorboard --logdir {tensorboard}"
         )
     if mlflow is not None:
@@ -75,7 +93,7 @@ def metrics(
         _write(prometheus, _page(found))
     if address is not None:
         _serve(found, *address)
-    elif tensorboard is None and mlflow is None and prometheus is None:
+    elif csv is None and tensorboard is None and mlflow is None and prometheus is None:
         _show(data, found)
 
 
@@ -92,6 +110,20 @@ def _page(run: "RunDirectory") -> str:
     status = RunStatus.from_json(run.read_status())
     status.state, status.run_id = run.state(), run.id
     return exports.prometheus(status)
+
+
+def _write_csv(to: str, data: "RunData") -> None:
+    from paceline.observe.exports import to_csv
+
+    if to == "-":
+        to_csv(data, sys.stdout)
+        return
+    try:
+        with Path(to).open("w") as file:
+            number = to_csv(data, file)
+    except OSError as error:
+        raise UsageError(f"--csv {to}: {error.strerror or error}") from error
+    typer.echo(f"{to}: {number:,} values")
 
 
 def _write(to: str, text: str) -> None:
@@ -129,21 +161,29 @@ def _show(data: "RunData", run: "RunDirectory") -> None:
     if frame.empty:
         typer.echo(f"Run {run.id} has no metrics. A script logs them:  paceline.log(loss=0.3)")
         return
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200
+    shown = next(titles for width, titles in _COLUMNS if console.width >= width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("metric", overflow="fold")
-    for title in ("worker", "values", "step", "first", "lowest", "highest", "last"):
+    table.add_column("metric", overflow="fold", min_width=8)
+    for title in shown:
         table.add_column(title, justify="right", no_wrap=True)
     for (name, worker), part in frame.groupby(["name", "worker"], sort=True):
         values = part["value"]
-        numbers = (values.iloc[0], values.min(), values.max(), values.iloc[-1])
-        table.add_row(
-            Text(str(name)),
-            str(worker),
-            words.count(len(part)),
-            words.count(part["step"].iloc[-1]),
-            *(words.metric(float(number)) for number in numbers),
-        )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
+        cells = {
+            "worker": str(worker),
+            "values": words.count(len(part)),
+            "step": words.count(part["step"].iloc[-1]),
+            "first": words.metric(float(values.iloc[0])),
+            "lowest": words.metric(float(values.min())),
+            "highest": words.metric(float(values.max())),
+            "last": words.metric(float(values.iloc[-1])),
+        }
+        table.add_row(Text(str(name)), *(cells[title] for title in shown))
     console.print(table)
+    if left_out := data.left_out.get("metrics"):
+        console.print(f"{words.count(left_out)} logged values are not kept (--records-mb, or a full disk).")
+    for text in data.missing:
+        if "values" in text:
+            console.print(Text(f"missing: {text}", style="yellow"))

@@ -1,7 +1,6 @@
 """The options that run, plan and resume share, and how they become a Job."""
 
 import dataclasses
-import re
 import shutil
 import sys
 import textwrap
@@ -10,6 +9,7 @@ from typing import Any
 
 import typer
 
+from paceline.cli.amounts import seconds
 from paceline.exceptions import UsageError
 from paceline.plan import Job
 
@@ -28,10 +28,13 @@ __all__ = [
     "LINK",
     "LIVE",
     "MAX_RESTARTS",
+    "MAX_SAMPLES",
     "MAX_TIME",
     "MAX_UPDATES",
     "MODE",
+    "MODULE",
     "OPTIMIZERS",
+    "OUTPUT",
     "OVERLAP",
     "PERIOD",
     "PREFETCH",
@@ -49,9 +52,11 @@ __all__ = [
     "STALENESS",
     "THREADS",
     "TLS",
+    "TORCHRUN_ENV",
     "WORKERS",
     "command_line",
     "complain",
+    "complete_run",
     "job_from",
     "note",
     "note_late_flags",
@@ -63,10 +68,29 @@ _CONSISTENCY = "Consistency"
 _COMMUNICATION = "Hiding communication"
 _FAULTS = "Faults and checkpoints"
 
-SCRIPT = typer.Argument(help="The Python script to train with.", show_default=False)
+
+def complete_run(incomplete: str) -> list[str]:
+    """For shells: the ids of runs that begin so."""
+    from paceline.control.rundir import list_runs
+
+    found = [run.id for run in list_runs()]
+    return [each for each in (*(["last"] if found else []), *found) if each.startswith(incomplete)]
+
+
+SCRIPT = typer.Argument(
+    help="The Python script to train with; or a job file (.yaml) with options, script and arguments.",
+    show_default=False,
+)
 ARGS = typer.Argument(help="The script's own arguments, untouched.", show_default=False)
 RUN = typer.Argument(
     help="A run's id, the beginning of one, its directory, or [b]last[/b].",
+    show_default=False,
+    autocompletion=complete_run,
+)
+MODULE = typer.Option(
+    "--module",
+    "-m",
+    help="The script is a module's name, as with python -m: [b]run -m package.train --lr 0.1[/b].",
     show_default=False,
 )
 WORKERS = typer.Option(
@@ -94,7 +118,7 @@ GROUPS = typer.Option(
 THREADS = typer.Option(
     "--threads",
     metavar="N",
-    help="CPU threads of each worker. [dim]Default: cores / workers.[/dim]",
+    help="CPU threads of each worker. [dim]Default: $OMP_NUM_THREADS, or cores / workers.[/dim]",
     show_default=False,
     rich_help_panel=_PROCESSES,
 )
@@ -158,7 +182,8 @@ SCHEDULE = typer.Option(
 )
 GUARD = typer.Option(
     "--guard",
-    help="Fall back to a tighter mode when the logged loss diverges and staleness explains it.",
+    help="When the logged loss diverges and staleness explains it, go back to a good checkpoint, and on in a "
+    "tighter mode.",
     show_default=False,
     rich_help_panel=_CONSISTENCY,
 )
@@ -230,21 +255,10 @@ MAX_RESTARTS = typer.Option(
     help="How many dead roles are replaced before the run fails.",
     rich_help_panel=_FAULTS,
 )
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _seconds(text: str) -> float:
-    """A duration: `90`, `90s`, `30m`, `2h`, `1h30m`, `1.5d`."""
-    found = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", str(text))
-    if not found or "".join(number + unit for number, unit in found) != str(text):
-        raise UsageError(f"--max-time {text}: give seconds, or a duration such as 90s, 30m, 2h or 1h30m")
-    return sum(float(number) * _UNITS[unit or "s"] for number, unit in found)
-
-
 MAX_TIME = typer.Option(
     "--max-time",
     metavar="DURATION",
-    parser=_seconds,
+    parser=seconds("--max-time"),
     help="End the run early and in order after this long: 90s, 30m, 2h, 1h30m.",
     show_default=False,
     rich_help_panel=_FAULTS,
@@ -253,6 +267,13 @@ MAX_UPDATES = typer.Option(
     "--max-updates",
     metavar="N",
     help="End the run early and in order after N updates.",
+    show_default=False,
+    rich_help_panel=_FAULTS,
+)
+MAX_SAMPLES = typer.Option(
+    "--max-samples",
+    metavar="N",
+    help="End the run early and in order once it has trained on N samples.",
     show_default=False,
     rich_help_panel=_FAULTS,
 )
@@ -291,10 +312,20 @@ SPANS = typer.Option(
     help="Record what every role does, for reports and traces.",
     show_default=False,
 )
+TORCHRUN_ENV = typer.Option(
+    "--torchrun-env/--no-torchrun-env",
+    help="Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for the script, as torchrun does.",
+    show_default=False,
+)
 LIVE = typer.Option(
     "--live",
     help="Show every worker's and server's rates, time, bytes, CPU and memory, not only progress.",
     show_default=False,
+)
+OUTPUT = typer.Option(
+    "--output",
+    metavar="worker:N|all",
+    help="Whose output is shown; with [b]all[/b], whole lines with the worker's name before them.",
 )
 QUIET = typer.Option("--quiet", "-q", help="Show only what the script prints, errors and the outcome.")
 

@@ -21,26 +21,33 @@ COLOURS = {"succeeded": "green", "stopped": "yellow"}
 
 
 def finish(status: RunStatus) -> None:
-    """Say how the run ended and where its files are; exit 0 if and only if it succeeded."""
-    err = status.state not in EXIT_CODES
-    typer.echo(err=err)
-    if err:
+    """Say how the run ended and where its files are; exit 0 if and only if it succeeded, as its script did:
+    also if it diverged, which is said.
+
+    On standard error, as all that is ours: standard output is the script's.
+    """
+    typer.echo(err=True)
+    if status.state not in EXIT_CODES:
         complain(status.error or f"the run ended in state {status.state}, and nobody said why")
         typer.echo(err=True)
     # Words stay whole; a path below may not, so that it can be copied.
     width = shutil.get_terminal_size().columns
-    first, *rest = textwrap.wrap(status.state.capitalize() + _numbers(status), width)
-    state, _, text = first.partition(" ")
-    typer.secho(state, fg=COLOURS.get(status.state, "red"), bold=True, nl=False, err=err)
-    typer.echo(" " + "\n".join([text, *rest]), err=err)
+    ended = words.state(status).capitalize()
+    colour = "yellow" if ended.lower() != status.state else COLOURS.get(status.state, "red")
+    comma = "," if "," in ended else ""  # else it would have diverged after so long
+    text = textwrap.fill(ended + comma + _numbers(status), width)
+    typer.secho(text[: len(ended)], fg=colour, bold=True, nl=False, err=True)
+    typer.echo(text[len(ended) :], err=True)
     if status.ended_early is not None:
-        typer.echo(textwrap.fill(f"  It ended early: {status.ended_early}.", width), err=err)
+        typer.echo(textwrap.fill(f"  It ended early: {status.ended_early}.", width), err=True)
     if limit := _limit(status):
-        typer.echo(textwrap.fill(limit, width, initial_indent="  ", subsequent_indent="  "), err=err)
+        typer.echo(textwrap.fill(limit, width, initial_indent="  ", subsequent_indent="  "), err=True)
     for name, text in {**_metrics(status), **_places(status)}.items():
-        typer.echo(f"  {name:14} {text}", err=err)
-    stopped_by = status.stopped_by if status.state == "stopped" else 0
-    if code := 128 + stopped_by if stopped_by else EXIT_CODES.get(status.state, 1):
+        typer.echo(f"  {name:14} {text}", err=True)
+    code = EXIT_CODES.get(status.state, status.exit_code or 1)
+    if status.state == "stopped" and status.stopped_by:
+        code = 128 + status.stopped_by
+    if code:
         raise typer.Exit(code)
 
 
@@ -51,7 +58,7 @@ def _numbers(status: RunStatus) -> str:
     facts = [
         words.progress(status),
         words.plural(status.version, "update"),
-        *words.rates(status, status.samples_per_s, status.steps_per_s),
+        *words.rates(status),
         *words.trouble(status),
     ]
     return f"{text}: {', '.join(facts)}."
@@ -61,7 +68,7 @@ def _limit(status: RunStatus) -> str:
     """What limited the run, as its report says."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         summary = json.loads((Path(status.run_dir) / "summary.json").read_text())
-        if summary["diagnosis"]["limit"] != "unknown":
+        if summary["diagnosis"]["limit"] not in ("unknown", "failure"):  # why it failed is said already
             return f"{summary['diagnosis']['sentence']} {summary['diagnosis']['advice']}"
     return ""
 
@@ -71,6 +78,10 @@ def _metrics(status: RunStatus) -> dict[str, str]:
         return {}
     metrics = [f"{name} {words.metric(value)}" for name, value in status.metrics.items()]
     last = {"last metrics": ", ".join(metrics)} if metrics else {}
+    if status.ended_s:
+        last["time"] = words.times(status)
+    if status.earlier_s:
+        last["all starts"] = words.all_starts(status)
     return last | {"waiting": f"{words.percent(status.idleness)} of the workers' time"}
 
 

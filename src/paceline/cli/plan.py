@@ -21,6 +21,7 @@ def plan(
     ctx: typer.Context,
     script: Annotated[str, options.SCRIPT],
     args: Annotated[list[str] | None, options.ARGS] = None,
+    module: Annotated[bool, options.MODULE] = False,
     workers: Annotated[int, options.WORKERS] = Job.workers,
     servers: Annotated[int, options.SERVERS] = Job.servers,
     groups: Annotated[int | None, options.GROUPS] = None,
@@ -46,6 +47,7 @@ def plan(
     deadline_s: Annotated[float, options.DEADLINE] = Job.deadline_s,
     max_time_s: Annotated[float | None, options.MAX_TIME] = None,
     max_updates: Annotated[int | None, options.MAX_UPDATES] = None,
+    max_samples: Annotated[int | None, options.MAX_SAMPLES] = None,
     max_restarts: Annotated[int, options.MAX_RESTARTS] = Job.max_restarts,
     replicas: Annotated[int, options.REPLICAS] = Job.replicas,
     checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,
@@ -53,6 +55,7 @@ def plan(
     records_mb: Annotated[int, options.RECORDS_MB] = Job.records_mb,
     run_dir: Annotated[str | None, options.RUN_DIR] = None,
     spans: Annotated[bool, options.SPANS] = Job.spans,
+    torchrun_env: Annotated[bool, options.TORCHRUN_ENV] = Job.torchrun_env,
     quiet: Annotated[bool, options.QUIET] = False,
 ) -> None:
     """Show what run would do with the same options, and stop.
@@ -77,7 +80,7 @@ def _show(plan: Plan, facts: ModelFacts) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120
-    title = shlex.join([plan.job.script or "", *plan.job.args])
+    title = shlex.join([*(["-m"] if plan.job.module else []), plan.job.script or "", *plan.job.args])
     console.print(f"[bold]Plan[/bold] for {title}\n", markup=True, soft_wrap=True)
     console.print(_settings(plan, facts))
     console.print()

@@ -83,6 +83,6 @@ def _to_parquet(run: "RunDirectory") -> None:
     if not (run.path / "raw").is_dir():
         return
     try:
-        to_parquet(run.path)
+        to_parquet(run.path, lambda text: typer.secho(f"  {text}", fg="yellow"))
     except OSError as error:
         typer.echo(f"{run.path}/raw stays as it is: {error.strerror or error}", err=True)

@@ -1,20 +1,31 @@
 """paceline resume: go on with a run from its last checkpoint."""
 
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli import options
+from paceline.cli.arguments import change_arguments
 from paceline.exceptions import UsageError
 
 __all__ = ["resume"]
+
+_ARGS = typer.Argument(
+    metavar="-- ARGS",
+    help="Changes of the script's own arguments: an option takes the place of the same one before.",
+    show_default=False,
+)
+_REPLACE_ARGS = typer.Option("--replace-args", help="What is behind -- are all of the script's arguments.")
 
 
 def resume(
     ctx: typer.Context,
     run: Annotated[str, options.RUN],
+    args: Annotated[list[str] | None, _ARGS] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
     servers: Annotated[int | None, options.SERVERS] = None,
     groups: Annotated[int | None, options.GROUPS] = None,
@@ -32,19 +43,26 @@ def resume(
     deadline_s: Annotated[float | None, options.DEADLINE] = None,
     max_time_s: Annotated[float | None, options.MAX_TIME] = None,
     max_updates: Annotated[int | None, options.MAX_UPDATES] = None,
+    max_samples: Annotated[int | None, options.MAX_SAMPLES] = None,
     max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,
     replicas: Annotated[int | None, options.REPLICAS] = None,
     checkpoint_every: Annotated[int | None, options.CHECKPOINT_EVERY] = None,
     keep_checkpoints: Annotated[int | None, options.KEEP_CHECKPOINTS] = None,
+    output: Annotated[str, options.OUTPUT] = "worker:0",
+    replace_args: Annotated[bool, _REPLACE_ARGS] = False,
     quiet: Annotated[bool, options.QUIET] = False,
 ) -> None:
     """Go on with a run from its last good checkpoint.
 
-    Options change the run's settings; those left out stay as they were.
+    Options change the run's settings; those left out stay as they were. Behind -- stand changes of the
+    script's own arguments.
 
     [dim]paceline resume last --servers 3[/dim]
+
+    [dim]paceline resume last -- --epochs 20[/dim]
     """
     from paceline.control.rundir import find_run
+    from paceline.observe.output import parse_shown
 
     found = find_run(run)
     job = found.read_job()
@@ -55,21 +73,39 @@ def resume(
             f"run {found.id} was started by paceline.fit() from Python, so there is no script to "
             f"start again; go on with it there: paceline.fit(…, resume={found.id!r})"
         )
+    shown = parse_shown(output, workers or job.workers)
+    overrides = options.settings_from(ctx.params)
+    if args or replace_args:
+        overrides["args"] = _changed(job.args, args or [], replace=replace_args)
     _go_to(found.started_in)
 
     from paceline import api
     from paceline.cli.outcome import finish
     from paceline.observe import Progress
 
-    with Progress(quiet=quiet) as progress:
+    with Progress(quiet=quiet, shown=shown) as progress:
         status = api.resume_run(
             found,
-            options.settings_from(ctx.params),
+            overrides,
             command=options.command_line(),
             progress=progress,
             lasting=True,
         )
     finish(status)
+
+
+def _changed(before: Sequence[str], given: Sequence[str], *, replace: bool) -> tuple[str, ...]:
+    """The script's arguments from now on; says what is different."""
+    if replace:
+        now, different = tuple(given), ["all are replaced"]
+    else:
+        now, different = change_arguments(before, given)
+    if tuple(before) == now:
+        options.note("the script's arguments are the same as before")
+    else:
+        gets = shlex.join(now) or "no arguments"
+        options.note(f"the script's arguments change: {'; '.join(different)}. It gets: {gets}")
+    return now
 
 
 def _go_to(directory: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
+from paceline.observe.output import parse_shown
 from paceline.plan import Job, make_plan
 
 __all__ = ["run"]
@@ -14,6 +15,7 @@ def run(
     ctx: typer.Context,
     script: Annotated[str, options.SCRIPT],
     args: Annotated[list[str] | None, options.ARGS] = None,
+    module: Annotated[bool, options.MODULE] = False,
     workers: Annotated[int, options.WORKERS] = Job.workers,
     servers: Annotated[int, options.SERVERS] = Job.servers,
     groups: Annotated[int | None, options.GROUPS] = None,
@@ -39,6 +41,7 @@ def run(
     deadline_s: Annotated[float, options.DEADLINE] = Job.deadline_s,
     max_time_s: Annotated[float | None, options.MAX_TIME] = None,
     max_updates: Annotated[int | None, options.MAX_UPDATES] = None,
+    max_samples: Annotated[int | None, options.MAX_SAMPLES] = None,
     max_restarts: Annotated[int, options.MAX_RESTARTS] = Job.max_restarts,
     replicas: Annotated[int, options.REPLICAS] = Job.replicas,
     checkpoint_every: Annotated[int, options.CHECKPOINT_EVERY] = Job.checkpoint_every,
@@ -46,7 +49,9 @@ def run(
     records_mb: Annotated[int, options.RECORDS_MB] = Job.records_mb,
     run_dir: Annotated[str | None, options.RUN_DIR] = None,
     spans: Annotated[bool, options.SPANS] = Job.spans,
+    torchrun_env: Annotated[bool, options.TORCHRUN_ENV] = Job.torchrun_env,
     live: Annotated[bool, options.LIVE] = False,
+    output: Annotated[str, options.OUTPUT] = "worker:0",
     quiet: Annotated[bool, options.QUIET] = False,
 ) -> None:
     """Train with a script on several workers.
@@ -59,6 +64,7 @@ def run(
     # Refuse what cannot be had before anything heavy is imported.
     plan = make_plan(job)
     options.note_late_flags(ctx)
+    shown = parse_shown(output, job.workers)
     for warning in plan.warnings:
         options.note(warning)
 
@@ -66,6 +72,6 @@ def run(
     from paceline.cli.outcome import finish
     from paceline.observe import Progress
 
-    with Progress(quiet=quiet, live=live) as progress:
+    with Progress(quiet=quiet, live=live, shown=shown) as progress:
         status = api.run_job(job, command=options.command_line(), progress=progress, lasting=True)
     finish(status)

@@ -14,7 +14,7 @@ _ANSWER_S = 60.0
 def scale(
     run: Annotated[str, options.RUN],
     workers: Annotated[
-        int | None, typer.Option("--workers", "-w", help="How many workers to go on with.")
+        int | None, typer.Option("--workers", "-n", help="How many workers to go on with.")
     ] = None,
     servers: Annotated[
         int | None, typer.Option("--servers", "-s", help="How many servers to go on with.")
@@ -35,7 +35,7 @@ def scale(
     sizes = {"workers": workers, "servers": servers}
     for name, size in sizes.items():
         if size is not None and size < 1:
-            raise UsageError(f"--{name} {size}: a run needs at least one; Ctrl-C or `kill` stops it")
+            raise UsageError(f"--{name} {size}: a run needs at least one; `paceline stop` ends it")
     wanted = " ".join(f"--{name} {size}" for name, size in sizes.items() if size is not None)
     found = find_run(run)
     if not found.alive():

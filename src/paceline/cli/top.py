@@ -1,5 +1,6 @@
 """paceline top: watch a run from another terminal."""
 
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +40,7 @@ def top(
         _print(status)
     else:
         old = max(0, len(status.messages) - OLD_MESSAGES)
-        with Progress(live=True) as progress:
+        with Progress(live=True, stream=sys.stdout) as progress:
             try:
                 while True:
                     progress.show(replace(status, messages=status.messages[old:]))

@@ -81,6 +81,8 @@ class Kind(IntEnum):
     CLOCK = 27  # role → controller: what time is it? and the answer
     VOTE = 42  # worker → lead: does the run end early? and whether this worker wants it to
     VERDICT = 43  # lead → worker: the answer
+    CALL = 44  # worker → lead: a small value for the others that call at the same place
+    ANSWER = 45  # lead → worker: theirs
     HEARD = 40  # controller → role: your last words are kept, you may end
 
 
@@ -99,7 +101,9 @@ _BODY_LIMIT = {
     Kind.ATTACHED: 4 << 20,
     Kind.ATTACH: 4 << 20,
     Kind.SENDS: 4 << 20,
-    Kind.MEET: 4 << 20,
+    Kind.MEET: _LARGE,
+    Kind.CALL: _LARGE,
+    Kind.ANSWER: _LARGE,
     Kind.START: 4 << 20,  # the address of every server
     Kind.STATS: 4 << 20,  # whatever a script logs
 }

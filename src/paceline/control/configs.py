@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from paceline.control.attempts import Attempt
+from paceline.control.rendezvous import HOST
 from paceline.control.rundir import RunDirectory
+from paceline.observe.thinning import value_rows
 from paceline.plan import Plan
+from paceline.plan.program import search_path
 
 __all__ = ["server_config", "worker_config"]
 
@@ -18,7 +22,7 @@ def server_config(
     """A server's.
 
     Args:
-        common: what the controller knows best, of any role: its rank, how many there are, …
+        common: what the controller knows best, of any role: its rank, how many there are, the mode, …
         resume: the checkpoint to begin from.
     """
     job = plan.job
@@ -32,17 +36,30 @@ def server_config(
         "checkpoint_every": job.checkpoint_every,
         "keep_checkpoints": job.keep_checkpoints,
         "max_updates": job.max_updates,
+        "max_samples": job.max_samples,
         "records_mb": job.records_mb,
         "resume": None if resume is None else str(resume),
         "clip_norm": job.clip_norm,
         "norm_bound": job.norm_bound,
         "schedule": list(job.schedule),
-        "import_from": _directory_of(job.script) if job.optimizers else None,
+        "import_from": search_path(job) if job.optimizers else None,
     }
 
 
-def worker_config(plan: Plan, run: RunDirectory, common: dict[str, Any]) -> dict[str, Any]:
-    """A worker's; see `server_config`."""
+def worker_config(
+    plan: Plan,
+    run: RunDirectory,
+    common: dict[str, Any],
+    meeting_port: int,
+    attempt: Attempt,
+    steps_before: int,
+) -> dict[str, Any]:
+    """A worker's; see `server_config`.
+
+    Args:
+        meeting_port: where processes of the script's own torch.distributed meet.
+        steps_before: its steps at the checkpoint that the run goes on from, if it did not write them there.
+    """
     job = plan.job
     return {
         **common,
@@ -57,7 +74,16 @@ def worker_config(plan: Plan, run: RunDirectory, common: dict[str, Any]) -> dict
         "overlap": job.overlap,
         "prefetch": job.prefetch,
         "tells_norms": job.norm_bound is not None,
-        "script": None if job.script is None else str(Path(job.script).resolve()),
+        "master": [HOST, meeting_port] if job.torchrun_env else None,
+        "values_in": str(run.path / "raw"),
+        "value_rows": value_rows(job.records_mb, job.workers),
+        "attempt": attempt.number,
+        "replaces": attempt.after,
+        "steps_before": steps_before,
+        "ledger_in": str(run.path / "raw"),
+        "script": job.script if job.module or job.script is None else str(Path(job.script).resolve()),
+        "module": job.module,
+        "search": search_path(job),
         "args": list(job.args),
     }
 
@@ -69,12 +95,7 @@ def _of_any_role(plan: Plan, run: RunDirectory, role: str, rank: int) -> dict[st
     return {
         "groups": [list(group) for group in plan.groups],
         "deadline_s": job.deadline_s,
-        "mode": job.mode,
         "optimizers": list(job.optimizers),
         "threads": next((r for r in alike if r.rank == rank), alike[0]).threads,
         "spans_in": str(run.path / "raw") if job.spans else None,
     }
-
-
-def _directory_of(script: str | None) -> str | None:
-    return None if script is None else str(Path(script).resolve().parent)

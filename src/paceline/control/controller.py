@@ -19,7 +19,9 @@ from paceline.causes import Cause, ending_of, explained
 from paceline.comm import Certificate, Connection, Frame, Hub, Kind, Listener, Secret, new_secret
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
+from paceline.control.attempts import Attempts
 from paceline.control.configs import server_config, worker_config
+from paceline.control.guarding import Guarding
 from paceline.control.journal import Journal
 from paceline.control.machine import (
     Announce,
@@ -39,19 +41,23 @@ from paceline.control.machine import (
     Save,
     WaitForCause,
 )
+from paceline.control.rendezvous import ReservedPort
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
-from paceline.control.steering import Steering
-from paceline.control.tail import Tail
+from paceline.control.tail import Outputs
 from paceline.control.time_limit import TimeLimit
 from paceline.engines import Engine, RoleSpec, Succession
-from paceline.exceptions import CheckpointError, FrameError, LinkError, RoleFailed
-from paceline.modes import Guard, ModeSpec
+from paceline.exceptions import CheckpointError, FrameError, LinkError, RoleFailed, UpdateOverflow
+from paceline.modes import ModeSpec
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
+from paceline.observe.counting import enter_ledgers, go_on_from
+from paceline.observe.ledger import Ledgers
+from paceline.observe.output import Piece
 from paceline.observe.resources import Sampler
 from paceline.observe.spans import unix_clock_ns
-from paceline.observe.tables import to_parquet
-from paceline.observe.thinning import metrics_thinning, pushes_thinning
+from paceline.observe.tables import cut_torn, to_parquet
+from paceline.observe.thinning import pushes_thinning
+from paceline.observe.values import values_left_out
 from paceline.observe.watch import Watch
 from paceline.plan import Plan, certificates_of
 from paceline.storage.checkpoint import clean_temporary, latest, load
@@ -70,6 +76,7 @@ _END_S = 5.0
 _LAST_WORDS_S = 0.5
 _LEAST_SILENCE_S = 2.0
 _LOOK_S = 0.2
+_LEDGERS_S = 0.5
 _MAX_STRANGERS = 1_000
 _KEPT_STATUS = (
     "mode",
@@ -77,22 +84,24 @@ _KEPT_STATUS = (
     "lost_updates",
     "samples_before",
     "steps_before",
-    "startup_s",
     "takeovers",
     "ended_early",
     "left_out",
+    "diverged",
+    "first_losses",
 )
 """Of the status, what roles cannot tell the next controller."""
 _ALONE_S = 30.0
 """How long roles go on without a controller, if somebody is to take over."""
 
 
-class Controller(Steering):
+class Controller(Guarding):
     """Runs a plan to its end.
 
     Args:
         resume: path of the checkpoint to go on from.
-        watch: called with the status about ten times a second, and with new lines of worker 0's output.
+        watch: called with the status about ten times a second, and with what scripts have written since.
+        shown: the worker whose output that is; None: all.
         finish: called with the last status, when the run is over and all is written but what this writes.
         heir: who takes over if this process is killed, see `Succession.call`; None: everything ends with it.
         secret, listener, certificates: of the run, if it has them already.
@@ -105,7 +114,8 @@ class Controller(Steering):
         run: RunDirectory,
         *,
         resume: Path | None = None,
-        watch: Callable[[RunStatus, list[str]], None] | None = None,
+        watch: Callable[[RunStatus, list[Piece]], None] | None = None,
+        shown: int | None = 0,
         finish: Callable[[RunStatus], None] | None = None,
         heir: str | None = None,
         secret: bytes | None = None,
@@ -145,6 +155,7 @@ class Controller(Steering):
             groups=plan.groups,
             replicas=job.replicas,
         )
+        self._meeting_port = ReservedPort()
         self._links: dict[str, Connection] = {}
         self._heard: dict[int, float] = {}
         """When each server said something last."""
@@ -160,30 +171,36 @@ class Controller(Steering):
         self._saving: dict[int, tuple[int, int]] = {}
         """Of the checkpoint that the run waits for: bytes written and bytes to write, by server."""
         self._stopped_at: float | None = None
-        """When the run was asked to stop."""
         self._version_before = 0
+        self._codes: dict[str, int] = {}
+        """What roles exited with, or say that they will."""
         self._started = time.monotonic()
         self._shown = 0.0
         self._written = 0.0
         self._time_limit = TimeLimit(job.max_time_s)
-        self._output = Tail(run.log_path("worker", 0))
+        self._output = Outputs(run.logs_path, shown)
         self._requests = Requests(run.path)
         self._looked = 0.0
-        self._spans_broken = False
+        self._spans_broken = self._values_broken = False
         self._push_records = pushes_thinning(job.records_mb)
-        self._metric_records = metrics_thinning(job.records_mb)
-        self._metrics_heard = run.count_events("metrics")
+        self._attempts = Attempts(run.path, len(run.record().get("resumes", ())))
+        self._steps_before: dict[str, Any] = {}
+        """The modes' machine at the checkpoint that the run goes on from: it knows the workers' steps."""
         self._warnings = Watch()
+        self._ledgers = Ledgers(run.path / "raw")
+        self._ledgers_read = 0.0
         self._sampler = Sampler(run.path / "raw", self._clock_ns) if job.spans else None
         self._switching: dict[str, ModeSpec] = {}
-        self._guard = Guard() if job.guard else None
         self._set_mode(plan.mode)
         self.status.checkpoints = checkpoint_names(run)
         if resume is not None:
             lead = load(resume).meta["lead"]
             self._version_before = lead["machine"]["version"]
-            self.status.samples_before = lead["samples"]
-            self.status.steps_before = sum(lead["machine"]["clocks"].values())
+            self._steps_before = lead["machine"]
+            self.status.samples = self.status.samples_before = lead["samples"]
+            go_on_from(self.status, run.known_status())
+        self.status.first_losses = run.read_status().get("first_losses") or {}
+        self._begin_guarding(self._version_before)
 
     def run(self) -> RunStatus:
         """Run to the end and return the final status. Ctrl-C, SIGTERM and SIGHUP stop the run in order.
@@ -199,20 +216,25 @@ class Controller(Steering):
                 while not self._machine.state.over:
                     self._turn()
                 self._end()
-            self._clean_checkpoints()
-            if self._sampler is not None:
-                self._sampler.close()
-            with self._going_on_without_disk():
-                to_parquet(self.run_dir.path)
-            self._tell(final=True)
-            if self._finish is not None:
-                self._finish(self.status)
+                self._clean_checkpoints()
+                self._judge()
+                if self._sampler is not None:
+                    self._sampler.close()
+                with self._going_on_without_disk():
+                    to_parquet(self.run_dir.path, self._note)
+                    self._count_left_out()
+                self._tell(final=True)
+                if self.run_dir.read_status().get("state") == self.status.state:  # else the disk is full
+                    self._ledgers.remove()
+                if self._finish is not None:
+                    self._finish(self.status)
         finally:
             # Only now: until then somebody takes over if this process is killed.
             self._engine.close()
             for link in self._links.values():
                 link.close()
             self._hub.close()
+            self._meeting_port.close()
             if self._sampler is not None:
                 self._sampler.close()
             self.run_dir.lock.give_back()
@@ -222,10 +244,14 @@ class Controller(Steering):
 
     def _begin(self) -> None:
         self._clean_checkpoints()
+        for text in [*self.run_dir.cut_torn_event(), *cut_torn(self.run_dir.path / "raw")]:
+            self._note(text)
+        self._attempts.begin_anew()
         self._do(self._machine.begin())
 
     def _clean_checkpoints(self) -> None:
         """Remove unfinished checkpoints. Only while no server of this run writes; the lock is ours."""
+        self._discard_bad()
         with contextlib.suppress(CheckpointError):
             clean_temporary(self.run_dir.checkpoints_path)
 
@@ -262,6 +288,8 @@ class Controller(Steering):
             "resume": None if self._resume is None else str(self._resume),
             "version_before": self._version_before,
             "going_back": self._going_back,
+            "meeting_port": self._meeting_port.number,
+            "bad_after": self._bad_after,
             "switching": sorted(self._switching),
             "status": {name: getattr(self.status, name) for name in _KEPT_STATUS},
         }
@@ -269,6 +297,7 @@ class Controller(Steering):
     def _turn(self) -> None:
         self._poll()
         for exit_ in self._engine.exits():
+            self._codes.setdefault(f"{exit_.role}:{exit_.rank}", exit_.code or 0)
             ending = ending_of(exit_.code, exit_.signal)
             self._do(self._machine.exited(exit_.role, exit_.rank, exit_.incarnation, ending))
         now = time.monotonic()
@@ -282,6 +311,8 @@ class Controller(Steering):
             )
         self._look_at_requests(now)
         self._check_servers(now)
+        self._consult()
+        self._keep_if_due(now)
         if self._machine.state in (RunState.RUNNING, RunState.RECOVERING):
             self._time_limit.check(now - self._started, self._links.get(self._lead))
         if self._sampler is not None and self._sampler.due(now):
@@ -322,6 +353,7 @@ class Controller(Steering):
     def _sample(self, sampler: Sampler) -> None:
         """What the roles use now."""
         used = sampler.sample({**self._engine.pids(), "controller": os.getpid()})
+        self.status.memory_kind = sampler.memory_kind
         roles: list[WorkerStatus | ServerStatus] = [*self.status.workers.values()]
         for role in [*roles, *self.status.servers.values()]:
             usage = used.get(role.name)
@@ -337,7 +369,8 @@ class Controller(Steering):
         for decision in decisions:
             match decision:
                 case Launch(role, rank, incarnation):
-                    self._engine.start(self._spec(role, rank, incarnation))
+                    if not self._machine.state.over:  # else it was stopped while it went back
+                        self._engine.start(self._spec(role, rank, incarnation))
                 case Kill(role, rank):
                     self._engine.kill(role, rank, signal.SIGKILL)
                 case Retire(rank):
@@ -375,6 +408,7 @@ class Controller(Steering):
         common = {
             "rank": rank,
             "incarnation": incarnation,
+            "mode": self.status.mode,
             "servers": len(self._machine.server_incarnations),
             "workers": len(self._machine.working),
             "clock_ns": self._clock_ns,
@@ -383,7 +417,14 @@ class Controller(Steering):
         if role == "server":
             config = server_config(self.plan, self.run_dir, common, self._machine.lead, self._resume)
         else:
-            config = worker_config(self.plan, self.run_dir, common)
+            config = worker_config(
+                self.plan,
+                self.run_dir,
+                common,
+                self._meeting_port.number,
+                self._attempts.start(rank),
+                self._steps_before.get("clocks", {}).get(str(rank), self._steps_before.get("floor", 0)),
+            )
             self.status.workers.setdefault(rank, WorkerStatus(rank=rank))
             self.status.workers[rank].restarts = self._machine.restarts[rank]
             self.status.workers[rank].state = "starting"
@@ -468,6 +509,8 @@ class Controller(Steering):
         )
         version = lead["machine"]["version"]
         self._resume = None if found is None else found.path
+        self._attempts.begin_anew()
+        self._steps_before = lead["machine"]
         self._version_before = version
         self.status.version, self.status.samples = version, lead["samples"]
         self.status.ended_early = None
@@ -476,14 +519,17 @@ class Controller(Steering):
         self.status.lost_updates += lost
         self.status.checkpoints = checkpoint_names(self.run_dir)
         where = f"to checkpoint {found.path.name}" if found is not None else "to its beginning"
-        hint = "" if self.plan.job.checkpoint_every else " --checkpoint-every N makes that shorter."
+        job = self.plan.job
+        hint = "" if job.checkpoint_every or job.guard else " --checkpoint-every N makes that shorter."
+        again = "`paceline resume` computes them again" if self._machine.state.over else "are computed again"
         self._note(
             f"{reason}. The run went back {where}: {lost:,} updates ({max(0, samples - lead['samples']):,} "
-            f"samples) are lost, and are computed again.{hint}"
+            f"samples) are lost, and {again}.{hint}"
         )
         for name in self._switching.copy():
             self._answer(name, {"refused": f"{reason}, and the run went back {where}: ask again"})
         self._going_back = None
+        self._went_back(version)
         self._remember()
 
     def _hear_last_words(self) -> None:
@@ -505,6 +551,8 @@ class Controller(Steering):
             self._stopped_at, self.status.stopped_by = now, number
         elif number != signal.SIGINT and now - before < _SAME_REQUEST_S:
             return
+        elif self._machine.state.over and self.status.ended:
+            raise KeyboardInterrupt  # who asks again does not wait for the report, either
         self._hub.post(lambda: self._do(self._machine.stop_requested()))
 
     def _on_saving(self, server: int, done: int, total: int) -> None:
@@ -544,6 +592,8 @@ class Controller(Steering):
         while self._engine.pids() and time.monotonic() < deadline:
             self._hub.poll(0.02)
             self._engine.exits()
+        while any(name.startswith("server:") for name in self._links) and time.monotonic() < deadline:
+            self._hub.poll(0.02)  # they have ended, and what they said last is still to be read
         patience = time.monotonic() + _END_S
         while (left := self._engine.pids()) and time.monotonic() < patience:
             for name in left:
@@ -597,16 +647,22 @@ class Controller(Steering):
             self._do(self._machine.server_ready(rank))
         elif frame.kind is Kind.ERROR:
             body = frame.body
+            self._codes[name] = int(body.get("code", 1))
             if self._machine.state not in (RunState.SUCCEEDED, RunState.STOPPED):
                 # Else servers end, and one of them has seen the end of another before it was told to.
                 self._record({"kind": "error", "role": name, **body})
             if role == "worker":
                 self.status.workers[rank].state = "failed"
                 self._machine.stepped(rank, int(body.get("clock", 0)))
+            message = f"{body.get('error')}: {body.get('message')}"
+            if body.get("error") == UpdateOverflow.__name__:
+                if self._overflowed():
+                    return
+                message += f" {self.status.diverged or ''}"
             self._do(
                 self._machine.failed(
                     name,
-                    f"{body.get('error')}: {body.get('message')}",
+                    message,
                     str(body.get("traceback", "")),
                     cause=_cause(body),
                     error=str(body.get("error")),
@@ -615,7 +671,8 @@ class Controller(Steering):
         elif frame.kind is Kind.BYE:
             left = rank in self._machine.retired
             self.status.workers[rank].state = "left" if left else "finished"
-            self._do([] if left else self._machine.worker_finished(rank))
+            trained = not frame.body.get("untrained", False)
+            self._do([] if left else self._machine.worker_finished(rank, trained=trained))
         elif frame.kind is Kind.STATS:
             self._on_stats(role, rank, frame.body)
         if self._heir is not None and frame.kind in (Kind.ERROR, Kind.BYE):
@@ -639,6 +696,8 @@ class Controller(Steering):
         if role == "worker":
             worker = status.workers[rank]
             worker.hear(body)
+            if "ledger" in body:
+                self._ledgers.hear(rank, field(body, "ledger", list))
             self._machine.stepped(rank, int(body.get("clock", 0)))
             self._check_spans(body)
             if "note" in body:
@@ -646,11 +705,8 @@ class Controller(Steering):
             if "log" in body:
                 values = {str(k): float(v) for k, v in body["log"].items()}
                 worker.metrics.update(values)
-                event = {"kind": "metrics", "worker": rank, "clock": worker.clock}
-                self._record_metrics({**event, "metrics": body["log"]})
-                if self._guard is not None and "loss" in values:
-                    self._guard.loss(values["loss"])
-                    self._consult(self._guard)
+                worker.logged_at = {str(k): int(v) for k, v in body.get("log_at", {}).items()}
+                self._hear_metrics(rank, body, values)
             return
         self._heard[rank] = time.monotonic()
         if "server" in body:
@@ -703,8 +759,9 @@ class Controller(Steering):
         if "refused_switch" in body:
             self._answer(str(body["request"]), {"refused": body["refused_switch"]})
             return
-        if self._guard is not None:
-            self._feed_guard(self._guard, body)
+        self._hear_pushes(body)
+        if int(body["samples"]) > status.samples:
+            status.progressed_s = time.monotonic() - self._started
         status.hear(body)
         if left_out := int(body["pushes"]) - self._push_records.rows_of(int(body["pushes"])):
             status.left_out["pushes"] = left_out
@@ -717,11 +774,27 @@ class Controller(Steering):
                 f"spans cannot be written to {self.run_dir.path}: {body['spans_broken']}. Training goes on, "
                 "but the report will lack what follows: make room there, or use --no-spans."
             )
+        if "values_broken" in body and not self._values_broken:
+            self._values_broken = True
+            self._note(
+                f"logged values cannot be written to {self.run_dir.path}: {body['values_broken']}. Training "
+                "goes on, and each worker keeps its last 20,000 until there is room: make some there."
+            )
+
+    def _count_left_out(self) -> None:
+        """Say how many logged values are not in the records."""
+        if left_out := values_left_out(self.run_dir.path):
+            self.status.left_out["metrics"] = left_out
+            self._note(
+                f"{left_out:,} logged values are not in the records: these have a budget (--records-mb "
+                f"{self.plan.job.records_mb}), of which a quarter is for values, or the disk was full."
+            )
 
     def _on_saved(self, body: dict[str, Any]) -> None:
         path, reason = body["checkpoint"], body.get("reason")
         if path is not None and path != "kept":
             self.status.checkpoints = checkpoint_names(self.run_dir)
+            self._was_kept()
             self._record({"kind": "checkpoint", "version": body["version"]})
         answer = bool(body.get("asked")) and self._save_due is not None  # not one of the periodic ones
         if path is None and not answer:
@@ -735,14 +808,6 @@ class Controller(Steering):
     def _note(self, text: str) -> None:
         self.status.messages.append(text)
         self._record({"kind": "note", "text": text})
-
-    def _record_metrics(self, event: dict[str, Any]) -> None:
-        """As `_record`, within the budget for records. The newest values are in the status in any case."""
-        if self._metric_records.kept(self._metrics_heard):
-            self._record(event)
-        else:
-            self.status.left_out["metrics"] = self.status.left_out.get("metrics", 0) + 1
-        self._metrics_heard += 1
 
     def _record(self, event: dict[str, Any]) -> None:
         with self._going_on_without_disk():
@@ -762,24 +827,30 @@ class Controller(Steering):
                 self.status.messages.append(text)
 
     def _tell(self, *, final: bool = False) -> None:
+        if self._machine.state.over and not final:
+            return  # the last figures are still to come, with the servers' ends
         now = time.monotonic()
         changed = self.status.state != self._machine.state.value
         self.status.state = self._machine.state.value
-        if not self.status.startup_s and self.status.version > self._version_before:
-            self.status.startup_s = now - self._started
         self.status.elapsed_s = now - self._started
+        if final or now - self._ledgers_read > _LEDGERS_S:
+            self._ledgers_read = now
+            self._ledgers.read()
+            enter_ledgers(self.status, self._ledgers, round(self._started * 1e9) + self._clock_ns)
         self.status.restarts = sum(self._machine.restarts.values())
         if final and self._machine.error is not None:
             self.status.error = str(RoleFailed(*self._machine.error))
+            self.status.exit_code = self._codes.get(self._machine.error[0], 0)
         if changed or final or now - self._written > 1.0:
             self._written = now
+            self.status.first_losses = self._divergence.first
             for warning in self._warnings.see(self.status):
                 self._note(warning)
             with self._going_on_without_disk():
                 self.run_dir.write_status(self.status.to_json())
         if self._watch is not None and (changed or final or now - self._shown >= _TICK_S):
             self._shown = now
-            self._watch(self.status, self._output.new_lines(flush=final))
+            self._watch(self.status, self._output.new(self.status.workers, final=final))
 
 
 def _cause(body: dict[str, Any]) -> Cause:

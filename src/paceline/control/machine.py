@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 _STOPPING = "stopping: a checkpoint is written first (Ctrl-C again to stop without it)"
+_STOPPED_ON_THE_WAY = "stopped on the way back to the last checkpoint: `paceline resume` goes on from there"
+_FINISHING = "the run ends already: its last checkpoint is being written"
 _PROGRESS = 10
 """Steps after which a replaced worker is taken to do better than the one before."""
 _LONG = 300
@@ -191,6 +193,8 @@ class RunMachine:
         self.lead = 0
         """The server that leads."""
         self.finished: set[int] = set()
+        self._trained = False
+        """Whether a worker that finished had come as far as `prepare()`."""
         self.retired: set[int] = set()
         """Workers that were asked to leave, whether they have or not yet."""
         self._replicas = replicas
@@ -198,6 +202,8 @@ class RunMachine:
         """Whether all slices have had all their copies."""
         self._missing: set[int] = set()
         """Servers that are gone since that was so last."""
+        self._going_back = False
+        """The run went back and its new servers do not listen yet: only the checkpoint holds parameters."""
         self._coming: set[int] = set()
         """Servers that do not hold anything yet: more than there were."""
         self.leaving: set[int] = set()
@@ -209,6 +215,8 @@ class RunMachine:
         self._suspects: dict[str, tuple[str, str]] = {}
         self._broken: set[str] = set()
         """Those of them that lost a link."""
+        self._ended: dict[str, str] = {}
+        """Roles that we end, since they are of no use any more, and why."""
         self._errors: dict[str, str] = {}
         """Roles that failed of an error that may pass, and made no progress since: the kind of error."""
 
@@ -225,14 +233,17 @@ class RunMachine:
             "lead": self.lead,
             "covered": self._covered,
             "missing": sorted(self._missing),
+            "going_back": self._going_back,
             "coming": sorted(self._coming),
             "leaving": sorted(self.leaving),
             "finished": sorted(self.finished),
+            "trained": self._trained,
             "retired": sorted(self.retired),
             "ready": sorted(self._ready),
             "suspects": {role: list(said) for role, said in self._suspects.items()},
             "broken": sorted(self._broken),
             "errors": dict(self._errors),
+            "ended": dict(self._ended),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -248,14 +259,17 @@ class RunMachine:
         self.lead = snapshot["lead"]
         self._covered = snapshot["covered"]
         self._missing = set(snapshot["missing"])
+        self._going_back = snapshot["going_back"]
         self._coming = set(snapshot["coming"])
         self.leaving = set(snapshot["leaving"])
         self.finished = set(snapshot["finished"])
+        self._trained = snapshot["trained"]
         self.retired = set(snapshot["retired"])
         self._ready = set(snapshot["ready"])
         self._suspects = {role: (said[0], said[1]) for role, said in snapshot["suspects"].items()}
         self._broken = set(snapshot["broken"])
         self._errors = dict(snapshot["errors"])
+        self._ended = dict(snapshot.get("ended", {}))
 
     def taken_over(self) -> list[Decision]:
         """Another controller carries out what is decided here: servers will say again that they listen."""
@@ -304,7 +318,7 @@ class RunMachine:
         # Servers that died are not waited for: the others may need to hear that one of them leads now.
         if self._ready < self.server_incarnations.keys() - self._missing - self._coming:
             return []
-        self.state = RunState.RUNNING
+        self.state, self._going_back = RunState.RUNNING, False
         return [Announce()]
 
     def worker_back(self, rank: int) -> list[Decision]:
@@ -313,15 +327,23 @@ class RunMachine:
             self.state = RunState.RUNNING
         return []
 
-    def worker_finished(self, rank: int) -> list[Decision]:
-        """A worker's script ended in order."""
+    def worker_finished(self, rank: int, *, trained: bool = True) -> list[Decision]:
+        """A worker's script ended in order.
+
+        Args:
+            trained: whether it came as far as `prepare()`.
+        """
         self.finished.add(rank)
+        self._trained |= trained
         self._suspects.pop(f"worker:{rank}", None)  # its exit was noticed before its goodbye was read
         return self._finish_if_all_have()
 
     def _finish_if_all_have(self) -> list[Decision]:
         if self._closing or self.finished | self.retired != set(self.incarnations):
             return []
+        if not self._trained:
+            self.state = RunState.SUCCEEDED
+            return [Note("every script exited before paceline.prepare(): nothing was trained"), End()]
         self.state = RunState.FINISHING
         return [Save()]
 
@@ -382,6 +404,8 @@ class RunMachine:
             return []
         if not present:  # another one has its place
             return []
+        if (why := self._ended.pop(f"{role}:{rank}", None)) is not None and ending.cause is Cause.CRASHED:
+            ending = ProcessEnd(Cause.CRASHED, "was ended", f"{why}.")
         awaited = rank not in self._coming if role == "server" else not self._is_done(rank)
         if by_itself and awaited and not self._closing:
             # It says what went wrong before it exits; that report counts, and may be on its way.
@@ -513,7 +537,16 @@ class RunMachine:
             return []
         if self._used >= self._max_restarts:
             return self._fail(f"server:{self.lead}" if role == "worker" else name, reason, "")  # who noticed
+        self._ended[name] = reason
         return [Note(f"{reason}. {name} is ended and replaced."), Kill(role, rank)]
+
+    def diverged(self, reason: str) -> list[Decision]:
+        """The training ran away: all go on from what is kept of it and good. That is no restart."""
+        return [] if self._closing else self._begin_again(reason)
+
+    def give_up(self, message: str) -> list[Decision]:
+        """The training ran away, and nothing can be done about it."""
+        return [] if self._closing else self._fail("run", message, "")
 
     @property
     def _used(self) -> int:
@@ -538,6 +571,10 @@ class RunMachine:
                 traceback,
             )
         self.server_restarts += 1
+        return self._begin_again(f"{name} {ending.how} (restart {used + 1} of at most {self._max_restarts})")
+
+    def _begin_again(self, reason: str) -> list[Decision]:
+        """All go on from a checkpoint."""
         for rank in self.incarnations:
             self.incarnations[rank] += 1
         # As many servers as there were to be, numbered from 0.
@@ -546,12 +583,12 @@ class RunMachine:
         self.lead, self._covered = 0, False
         for servers in (self._missing, self._coming, self.leaving):
             servers.clear()
-        self.state = RunState.RECOVERING
+        self.state, self._going_back = RunState.RECOVERING, True
         self._ready.clear()
         self.finished.clear()
         self._suspects.clear()
         self._broken.clear()
-        reason = f"{name} {ending.how} (restart {used + 1} of at most {self._max_restarts})"
+        self._ended.clear()
         return [GoBack(reason), *self._launch_all()]
 
     def failed(
@@ -624,13 +661,18 @@ class RunMachine:
             decisions += self._replace(int(name.partition(":")[2]), f"lost its link ({message})")
         return decisions
 
-    def stop_requested(self) -> list[Decision]:
-        """Ctrl-C or SIGTERM. The second one does not wait for the checkpoint."""
-        if self.state is RunState.STOPPING:
+    def stop_requested(self, *, now: bool = False) -> list[Decision]:
+        """Ctrl-C, SIGTERM, `paceline stop`. The second one, or `now`, does not wait for the checkpoint."""
+        if self.state is RunState.STOPPING or (now and self.state in (RunState.RUNNING, RunState.RECOVERING)):
             self.state = RunState.STOPPED
             return [Note("stopped without waiting for the checkpoint"), End()]
+        if self.state is RunState.FINISHING:
+            return [Note(_FINISHING)]
         if self._closing:
             return []
+        if self._going_back:  # no server has anything to save that the checkpoint does not hold
+            self.state = RunState.STOPPED
+            return [Note(_STOPPED_ON_THE_WAY), End()]
         early = self.state in (RunState.PENDING, RunState.STARTING)
         self.state = RunState.STOPPED if early else RunState.STOPPING
         return [End()] if early else [Note(_STOPPING), Save()]

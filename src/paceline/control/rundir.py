@@ -6,17 +6,19 @@
       control.json      what the next controller has to know, should this one die
       lock              held as long as anybody runs it
       events.jsonl      what happened, one JSON object per line
-      logs/             controller.log, server-0.log, worker-1.log, …
+      logs/             controller.log, server-0.log, worker-1.log, …; worker-1.out and .err: its script's
+                        output, worker-1.order: in which order it came (paceline.control.tail)
       checkpoints/      version-000000000050/, …
       pushes.csv        every applied push (server 0 writes it)
       raw/              spans, totals and resources while it runs; spans.parquet, … afterwards
       summary.json, report.html   at the end
 
-Runs live in $PACELINE_RUNS or ~/.paceline/runs. A run with a directory of its own (--run-dir) has a
-link there, so that it is listed too.
+Runs live in $PACELINE_RUNS or ~/.paceline/runs. A run with a directory of its own (--run-dir) that is not
+there has a link there, so that it is listed too.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -24,6 +26,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,8 +38,11 @@ from paceline.control.lock import RunLock
 from paceline.exceptions import PlanError, RunNotFound, UsageError
 from paceline.modes import DEFAULTS, as_first_stored
 from paceline.observe import ENDED, RunStatus
+from paceline.observe.counting import resumed
+from paceline.observe.ledger import Ledgers
 from paceline.plan import Job, Plan
 from paceline.storage.atomic import write_text_atomically
+from paceline.storage.names import check_name
 
 __all__ = ["LEAST_FREE_BYTES", "RunDirectory", "find_run", "list_runs", "runs_root"]
 
@@ -74,12 +80,15 @@ class RunDirectory:
         run_id = _new_id(job)
         path = Path(job.run_dir).absolute() if job.run_dir else root / run_id
         setting = f"--run-dir {job.run_dir}" if job.run_dir else "$PACELINE_RUNS"
+        check_name("the run directory", str(path))
+        check_name("the present directory", os.getcwd())
         if (path / "run.json").exists():
             raise UsageError(
                 f"{path} already holds a run (--run-dir {job.run_dir}). To go on with it: paceline "
                 f"resume {job.run_dir}. For a new run, name another directory or delete this one"
             )
         _check_space(path, setting)
+        made = not path.exists()
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,12 +100,13 @@ class RunDirectory:
                     "id": run_id,
                     "created": _now(),
                     "directory": os.getcwd(),
+                    "made": made,
                     **_asked(job, plan, command),
                     "resumes": [],
                 }
             )
             run.write_status(RunStatus(run_id=run_id, run_dir=str(path)).to_json())
-            if job.run_dir:
+            if path.parent.resolve() != root.resolve():
                 (root / run_id).symlink_to(path)
         except OSError as error:
             raise PlanError(
@@ -190,7 +200,18 @@ class RunDirectory:
         before = {"at": _now(), **{key: record.get(key) for key in ("job", "command", "versions")}}
         record["resumes"] = [*record.get("resumes", []), before]
         self._write_record(record | _asked(job, plan, command))
-        self.write_status(RunStatus(run_id=self.id, run_dir=str(self.path)).to_json())
+        left = Ledgers(self.path / "raw")
+        left.read()
+        known = self.known_status()
+        status = replace(resumed(known, left), run_id=self.id, first_losses=known.first_losses)
+        self.write_status(status.to_json())
+        left.remove()
+
+    def known_status(self) -> RunStatus:
+        """The status that was written last; an empty one if there is none that can be understood."""
+        with contextlib.suppress(TypeError, ValueError, AttributeError):
+            return RunStatus.from_json({**self.read_status(), "run_dir": str(self.path)})
+        return RunStatus(run_dir=str(self.path))
 
     def own(self) -> None:
         """Make this process the one that runs it, until `lock.give_back`.
@@ -219,7 +240,7 @@ class RunDirectory:
             )
         return UsageError(
             f"run {self.id} is still going on (state {state}, controller: process {pid}). Stop it first, "
-            f"with Ctrl-C where it runs or with `kill {pid}`, and resume it then"
+            f"with `paceline stop {self.id}` or Ctrl-C where it runs, and resume it then"
         )
 
     def controller_pid(self) -> int | None:
@@ -232,6 +253,10 @@ class RunDirectory:
         """The run was switched to another mode, or has more or fewer workers: a resume goes on so."""
         record = self.record()
         self._write_record(record | {"job": {**record["job"], **settings}})
+
+    def record_task(self, task: Mapping[str, Any]) -> None:
+        """What `paceline.fit` trains: settings and hyperparameters, as plain data."""
+        self._write_record(self.record() | {"task": dict(task)})
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace status.json, adding whose process this is. Raises OSError (a full disk)."""
@@ -248,10 +273,27 @@ class RunDirectory:
         return status if isinstance(status, dict) else {}
 
     def append_event(self, event: Mapping[str, Any]) -> None:
-        """Add a line to events.jsonl, with the time. Raises OSError (a full disk)."""
-        line = json.dumps({"at": _now(), **event}) + "\n"
-        with self._lock, (self.path / "events.jsonl").open("a") as file:
-            file.write(line)
+        """Add a line to events.jsonl, whole, with the time. Raises OSError (a full disk)."""
+        line = (json.dumps({"at": _now(), **event}) + "\n").encode()
+        with self._lock, (self.path / "events.jsonl").open("ab", buffering=0) as file:
+            written = file.write(line)
+            if written != len(line):  # half a line would become a part of the next one
+                file.truncate(file.tell() - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def cut_torn_event(self) -> list[str]:
+        """Cut events.jsonl after its last whole line, so that the next one is a line of its own. Returns what
+        was cut, for people."""
+        path = self.path / "events.jsonl"
+        try:
+            with self._lock, path.open("r+b") as file:
+                data = file.read()
+                if torn := len(data) - (data.rfind(b"\n") + 1):
+                    file.truncate(len(data) - torn)
+                    return [f"events.jsonl was torn: {torn:,} bytes after its last whole line are cut off"]
+        except OSError:
+            pass  # there is none, or nothing can be written, which is said when it is tried
+        return []
 
     def read_events(self) -> list[dict[str, Any]]:
         """Every event so far; a line cut short by a crash is left out."""
@@ -264,15 +306,6 @@ class RunDirectory:
             with contextlib.suppress(ValueError):
                 events.append(json.loads(line))
         return events
-
-    def count_events(self, kind: str) -> int:
-        """How many events of a kind there are."""
-        mark = f'"kind": {json.dumps(kind)}'.encode()
-        try:
-            with (self.path / "events.jsonl").open("rb") as file:
-                return sum(mark in line for line in file)
-        except OSError:
-            return 0
 
     def alive(self) -> bool:
         """Whether the run has not ended and somebody runs it: its controller, or who is about to be that."""
@@ -310,18 +343,35 @@ def runs_root() -> Path:
 
 
 def list_runs() -> list[RunDirectory]:
-    """Every run in the runs directory, newest first."""
+    """Every run in the runs directory once, the one that was started last first."""
     root = runs_root()
-    found = []
+    entries: list[Path] = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in root.iterdir():
-            # A link to a directory that was deleted, or something that is not a run: not listed.
-            with contextlib.suppress(OSError):
-                made = (entry / "run.json").stat().st_mtime_ns
-                # An id begins with its second; within a second the file decides, within a tick the name.
-                key = (entry.name[:15], made, entry.name)
-                found.append((key, RunDirectory(entry.resolve(), entry.name)))
-    return [run for _, run in sorted(found, key=lambda each: each[0], reverse=True)]
+        entries = sorted(root.iterdir())
+    found: dict[Path, tuple[tuple[float, int, str], str]] = {}
+    for entry in entries:
+        # A link to a directory that was deleted, or something that is not a run: not listed.
+        with contextlib.suppress(OSError):
+            path, written = entry.resolve(), (entry / "run.json").stat()
+            if path not in found:
+                started, run_id = _started(path, written.st_mtime, entry.name)
+                found[path] = ((started, written.st_mtime_ns, run_id), run_id)
+    newest = sorted(found.items(), key=lambda each: each[1][0], reverse=True)
+    ids = [run_id for _, (_, run_id) in newest]
+    # A directory that somebody copied has another's id: there its own name tells them apart.
+    return [
+        RunDirectory(path, run_id if ids.count(run_id) == 1 or path.name == run_id else path.name)
+        for path, (_, run_id) in newest
+    ]
+
+
+def _started(path: Path, written: float, name: str) -> tuple[float, str]:
+    """When a run was started, and its id, as recorded; if that cannot be read, as the files tell."""
+    try:
+        record = json.loads((path / "run.json").read_text())
+        return datetime.fromisoformat(record["created"]).timestamp(), str(record["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return written, name
 
 
 def find_run(text: str) -> RunDirectory:

@@ -1,6 +1,8 @@
-"""What users, the schedule and the guard want of a run that goes on: another mode, other numbers of roles."""
+"""What users and the schedule want of a run that goes on: another mode, other numbers of roles."""
 
 import contextlib
+import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,15 +16,15 @@ from paceline.control.machine import (
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.exceptions import LinkError, PlanError, UsageError
-from paceline.modes import Guard, ModeSpec, in_words, parse_mode
+from paceline.modes import ModeSpec, in_words, parse_mode
 from paceline.observe import RunStatus, ServerStatus
 from paceline.plan import Plan
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
 from paceline.plan.host import read_limits
 
-__all__ = ["Steering"]
+__all__ = ["GUARD", "Steering"]
 
-_GUARD = "guard"
+GUARD = "guard"
 """Names the guard's own request to switch."""
 
 
@@ -37,6 +39,8 @@ class Steering:
     _requests: Requests
     _switching: dict[str, ModeSpec]
     """Requests for another mode that the lead has not answered."""
+    _stopped_at: float | None
+    """When the run was asked to stop."""
 
     @property
     def _lead(self) -> str:
@@ -59,12 +63,22 @@ class Steering:
                     self._switch(name, parse_mode(str(body.get("mode"))))
                 case "scale":
                     self._scale(name, body.get("workers"), body.get("servers"))
+                case "stop":
+                    self._stop_as_asked(name, now=body.get("now") is True)
                 case other:
                     raise UsageError(
-                        f"a request of kind {other!r:.40} is unknown here; known: 'switch', 'scale'"
+                        f"a request of kind {other!r:.40} is unknown here; known: 'switch', 'scale', 'stop'"
                     )
         except UsageError as error:
             self._answer(name, {"refused": str(error)})
+
+    def _stop_as_asked(self, request: str, *, now: bool) -> None:
+        """Stop in order, as after SIGTERM; `now`: without a checkpoint, also if one is being written."""
+        if self._stopped_at is None:
+            self._stopped_at, self.status.stopped_by = time.monotonic(), signal.SIGTERM
+        if now or self._machine.state is not RunState.STOPPING:  # else it was asked before
+            self._do(self._machine.stop_requested(now=now))
+        self._answer(request, {"state": self._machine.state.value})
 
     def _scale(self, request: str, workers: Any, servers: Any) -> None:
         """Have another number of workers, or servers. UsageError if this run cannot."""
@@ -170,13 +184,8 @@ class Steering:
 
     def _switch(self, request: str, mode: ModeSpec) -> None:
         """Have the lead server go on in another mode. UsageError if this run cannot."""
-        present, job = parse_mode(self.status.mode), self.plan.job
-        if reason := present.carries(mode):
-            raise UsageError(reason)
-        mode.check(len(self._machine.working))
-        job.transfer.check(mode)
-        if job.clip_norm is not None and mode.name != "bsp":
-            raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
+        present = parse_mode(self.status.mode)
+        self._check_mode(mode)
         link = self._links.get(self._lead)
         if link is None or self._machine.state is not RunState.RUNNING:
             raise UsageError(f"the run is {self._machine.state.value}: try again when it is running")
@@ -186,6 +195,16 @@ class Steering:
         self._switching[request] = mode
         with contextlib.suppress(LinkError):
             link.send(Kind.SWITCH, {"mode": str(mode), "request": request})
+
+    def _check_mode(self, mode: ModeSpec) -> None:
+        """UsageError if this run cannot go on in another mode."""
+        present, job = parse_mode(self.status.mode), self.plan.job
+        if reason := present.carries(mode):
+            raise UsageError(reason)
+        mode.check(len(self._machine.working))
+        job.transfer.check(mode)
+        if job.clip_norm is not None and mode.name != "bsp":
+            raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
 
     def _on_mode(self, text: str, version: int, request: str | None) -> None:
         """The lead server goes on in this mode; `request` was to take effect with it."""
@@ -207,31 +226,7 @@ class Steering:
 
     def _answer(self, request: str, body: dict[str, Any]) -> None:
         self._switching.pop(request, None)
-        if request == _GUARD:
+        if request == GUARD:
             return
         with self._going_on_without_disk():
             self._requests.answer(request, body)
-
-    def _feed_guard(self, guard: Guard, body: dict[str, Any]) -> None:
-        """What happened since the lead's last report."""
-        before = self.status
-        counts = {int(staleness): int(count) for staleness, count in body["staleness"].items()}
-        new = {each: count - before.staleness.get(each, 0) for each, count in counts.items()}
-        guard.pushes(
-            {each: count for each, count in new.items() if count > 0},
-            refused=max(0, int(body["refused"]) - before.refused),
-        )
-        self._consult(guard)
-
-    def _consult(self, guard: Guard) -> None:
-        if self._machine.state is not RunState.RUNNING or _GUARD in self._switching:
-            return
-        decision = guard.verdict(parse_mode(self.status.mode))
-        if decision is None:
-            return
-        self._note(f"guard: {decision.reason}")
-        if decision.mode is not None:
-            try:
-                self._switch(_GUARD, decision.mode)
-            except UsageError as error:
-                self._note(f"guard: the run cannot be switched to {decision.mode}: {error}")

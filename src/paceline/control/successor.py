@@ -21,8 +21,9 @@ from paceline.control.machine import Decision, GoBack, RunState, Save
 from paceline.control.rundir import RunDirectory
 from paceline.engines import Engine, Handover
 from paceline.exceptions import LinkError
-from paceline.modes import parse_mode
+from paceline.modes import Divergence, parse_mode
 from paceline.observe import RunStatus, WorkerStatus
+from paceline.observe.output import Piece
 from paceline.plan import Plan
 
 __all__ = ["Successor"]
@@ -46,7 +47,7 @@ class Successor(Controller):
         handover: Handover,
         *,
         listener: Listener,
-        watch: Callable[[RunStatus, list[str]], None] | None = None,
+        watch: Callable[[RunStatus, list[Piece]], None] | None = None,
         finish: Callable[[RunStatus], None] | None = None,
     ) -> None:
         super().__init__(
@@ -85,7 +86,9 @@ class Successor(Controller):
         self._clock_ns = int(known["clock_ns"])
         self._resume = None if known["resume"] is None else Path(known["resume"])
         self._version_before = int(known["version_before"])
-        self._going_back = known["going_back"]
+        self._going_back, self._bad_after = known["going_back"], known.get("bad_after")
+        self._divergence = Divergence(self.status.first_losses, self._version_before)
+        self._meeting_port.take_over(int(known["meeting_port"]))
         self._set_mode(parse_mode(self.status.mode))
         self.status.checkpoints = checkpoint_names(self.run_dir)
         self._own_faults = Faults()

@@ -103,6 +103,7 @@ class LeaseBook:
         # Of the last epochs, the current one last; and of all before them together.
         self._accounts: deque[dict[str, int]] = deque()
         self._earlier: dict[str, int] = {"epochs": 0}
+        self._settled = 0
         self._open_epoch()
 
     def _open_epoch(self) -> None:
@@ -137,6 +138,7 @@ class LeaseBook:
         at = epoch - self._earlier["epochs"]
         account = self._accounts[at] if at >= 0 else self._earlier
         account[what] = account.get(what, 0) + samples
+        self._settled += samples if what != "unused" else 0
 
     # Members
 
@@ -316,6 +318,11 @@ class LeaseBook:
         return self._earlier["epochs"] + len(self._accounts) - 1
 
     @property
+    def settled(self) -> int:
+        """Samples of all epochs that are through: applied, refused or skipped."""
+        return self._settled
+
+    @property
     def members(self) -> set[int]:
         """Workers that joined and have not left."""
         return set(self._taken)
@@ -381,6 +388,11 @@ class LeaseBook:
         self._accounts = deque({"skipped": 0, **account} for account in snapshot["accounts"])
         self._earlier = dict(snapshot.get("earlier", {"epochs": 0}))
         self._fold()
+        self._settled = sum(
+            account.get(what, 0)
+            for account in (self._earlier, *self._accounts)
+            for what in ("applied", "refused", "skipped")
+        )
         self._pool = tuple((start, stop) for start, stop in snapshot["pool"])
         self._next_id = snapshot["next_id"]
 

@@ -2,6 +2,7 @@
 
 * `base.py`       RoleSpec: what a process is to be, as plain data; Engine: what every engine can do;
                   Handover: what a controller that died leaves to the next.
+* `streams.py`    where a role's output goes, and in a worker the script's.
 * `role.py`       what a started process does: log, connect to the controller, be a server or a worker.
 * `forkserver.py` a process with torch loaded that forks roles: torch is imported once, not once a role. It
                   guards the controller, too.

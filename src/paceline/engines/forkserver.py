@@ -239,7 +239,7 @@ def _tell_terminal(run: str) -> None:
     """Where the dead controller's output went, if somebody reads it: the run has not ended."""
     text = (
         "paceline: the controller was killed, and the run goes on in the background: "
-        f"`paceline top {run}` shows it, `kill {os.getpid()}` stops it.\n"
+        f"`paceline top {run}` shows it, `paceline stop {run}` stops it.\n"
     )
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:

@@ -1,12 +1,11 @@
 """What a started process does: send its output to its log, reach the controller, be its role."""
 
 import ctypes
-import logging
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from paceline.causes import cause_of
@@ -15,6 +14,7 @@ from paceline.comm.clocks import ask_clock
 from paceline.comm.errors import error_body
 from paceline.comm.lasting import LastingLink
 from paceline.engines.forkserver import outlive_sigterm
+from paceline.engines.streams import log_to, role_streams, script_streams
 from paceline.exceptions import LinkError
 from paceline.ps import ServerConfig, serve
 from paceline.worker import WorkerConfig, run_worker
@@ -40,11 +40,9 @@ def become(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outlive_sigterm()
     _keep_freed_memory()
-    _redirect(spec["log"])
     name = f"{spec['role']}:{spec['rank']}"
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True
-    )
+    log = (script_streams if spec["role"] == "worker" else role_streams)(Path(spec["log"]))
+    log_to(log, name)
     shown = spec.get("certificate")
     secret = Secret(bytes.fromhex(spec["secret"]), None if shown is None else Certificate.from_json(shown))
     try:
@@ -58,20 +56,20 @@ def become(
             k: tuple(v) if isinstance(v, list) else v for k, v in spec["config"].items()
         }
         if spec["role"] == "worker":
-            return run_worker(WorkerConfig(**config), secret, controller, program)
+            return run_worker(WorkerConfig(**config), secret, controller, program, log=log)
     except LinkError as error:
-        sys.stderr.write(f"{name}: {error}\n")
+        log.write(f"{name}: {error}\n")
         return 1
     try:
         serve(ServerConfig(**config), secret, controller)
     except Exception as error:
         text = traceback.format_exc()
-        sys.stderr.write(text)
+        log.write(text)
         body = error_body(error, text, cause=cause_of(error).value)
         try:
             controller.say_last(Kind.ERROR, body)
         except (LinkError, OSError):
-            sys.stderr.write(f"{name}: the controller is gone\n")
+            log.write(f"{name}: the controller is gone\n")
         return 1
     finally:
         controller.close()
@@ -85,19 +83,3 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:  # not glibc
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-def _redirect(path: str) -> None:
-    """Standard output and error of this process and its children go to the log."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    os.close(nothing)
-    # New objects: a notebook's sys.stdout is not a file.
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

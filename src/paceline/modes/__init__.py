@@ -7,7 +7,8 @@ words.py     what a mode means, for people
 machine.py   Machine: events in (joined, left, pushed, rested, woke, switch), instructions out
              (Apply, Hold, Admit, Drop); Rounds is bsp and backup, Clocks is ssp and asp, Epochs sandblaster
 schedule.py  Schedule: the modes a run goes through by itself, read by parse_schedule
-guard.py     Guard: sees a run diverge, and decides on a tighter mode if staleness is to blame
+divergence.py  Divergence: sees a run diverge, from its first losses and gradient norms on
+guard.py     Guard: decides on a tighter mode if staleness is to blame for a run that gets worse
 lbfgs.py     sandblaster's coordinator: L-BFGS by scalars only
 
 No torch, sockets, threads or time in here: the live servers, the property tests and the simulator
@@ -15,6 +16,7 @@ run this very code.
 """
 
 from paceline.modes.damping import damped_rates
+from paceline.modes.divergence import Divergence, explained, is_loss
 from paceline.modes.guard import Decision, Guard
 from paceline.modes.machine import (
     Admit,
@@ -39,6 +41,7 @@ __all__ = [
     "Apply",
     "Clocks",
     "Decision",
+    "Divergence",
     "Drop",
     "Epochs",
     "Guard",
@@ -51,7 +54,9 @@ __all__ = [
     "Schedule",
     "as_first_stored",
     "damped_rates",
+    "explained",
     "in_words",
+    "is_loss",
     "parse_mode",
     "parse_schedule",
 ]

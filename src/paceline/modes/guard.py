@@ -1,11 +1,14 @@
-"""The guard: sees from the losses that a run diverges, and from the staleness whether its mode is to blame.
+"""The guard: sees from the losses that a run gets worse, and from the staleness whether its mode is to blame.
 
-The loss has risen if its recent mean stays above its lowest longer mean by more than four times the noise, a
-quarter of what training has gained so far, and a fifth of that loss. The noise is taken from the means of
-neighbouring blocks of losses, whose differences show slow swings as well as quick ones but little of a trend,
-and a single loss is cut to what it may count. So a burst of bad batches does not look like divergence, and a
-steady climb soon does. Losses that are mostly NaN or Inf are divergence too, and so are pushes most of which
-had to be refused.
+A run that runs away is seen by `Divergence`, early. The guard then has it go back, and on in bsp, which has
+no staleness; a bound does not help, since among workers of one speed it changes the staleness little.
+
+The guard itself sees a slower decline. The loss has risen if its recent mean stays above its lowest longer
+mean by more than four times the noise, a quarter of what training has gained so far, and a fifth of that
+loss. The noise is taken from the means of neighbouring blocks of losses, whose differences show slow swings
+as well as quick ones but little of a trend, and a single loss is cut to what it may count. So a burst of bad
+batches does not look like a decline, and a steady climb soon does. Losses that are mostly NaN or Inf are
+one too, and so are pushes most of which had to be refused.
 """
 
 import math
@@ -26,8 +29,12 @@ _CUT = 20.0
 _MOST = 0.5
 # A mean staleness below this explains nothing.
 _STALE = 0.5
+# Before so many pushes their staleness says nothing.
+_FEW = 10
 # Losses beyond this are as bad as Inf: their squares would overflow.
 _HUGE = 1e100
+
+_BSP = ModeSpec(bound=0, spare=0)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,13 @@ class Decision:
 
     reason: str
     """For people: what was seen, and what follows from it."""
+
+    back_to: int | None = None
+    """First the run is to go back to what was kept of it at this version or before. If it `ran_away`, to its
+    beginning if nothing was; else only if something was."""
+
+    ran_away: bool = False
+    """What it has learned is lost. Without a mode to go on in, going on makes no sense."""
 
 
 class Guard:
@@ -71,12 +85,12 @@ class Guard:
         self._block, self._block_before = _Mean(recent), math.nan
         self._variance = _Mean(_BLOCKS)
         self._highest, self._gain = -math.inf, 0.0
-        self._lowest, self._lowest_at = math.inf, 0
+        self._lowest, self._lowest_at, self._lowest_version = math.inf, 0, 0
         self._too_high = 0
         self._despaired = False
 
-    def loss(self, value: float) -> None:
-        """A worker reported the loss of a step."""
+    def loss(self, value: float, version: int = 0) -> None:
+        """A worker reported the loss of a step, when the run was at about this version."""
         bad = not abs(value) < _HUGE
         self._bad_losses.add(bad)
         if bad or self._bad_losses.count <= self._skipped:
@@ -98,6 +112,7 @@ class Guard:
         self._gain = max(self._gain, self._highest - mean)
         if mean < self._lowest:
             self._lowest, self._lowest_at = mean, self._bad_losses.count
+            self._lowest_version = version
         self._too_high = self._too_high + 1 if self._recent.value > self._lowest + self._margin() else 0
 
     def update(self, staleness: int) -> None:
@@ -119,6 +134,28 @@ class Guard:
         if applied + refused:
             self._bad_pushes.add(refused / (applied + refused), applied + refused)
 
+    def restart(self) -> None:
+        """The run went back: what was heard until now says nothing about what comes."""
+        self._start_afresh()
+        self._recent, self._block = _Mean(self._lengths[0]), _Mean(self._lengths[0])
+        self._gain = 0.0
+
+    def ran_away(self, mode: ModeSpec, seen: str, good_version: int) -> Decision:
+        """What to do about a run that diverges, as `Divergence` saw.
+
+        Args:
+            good_version: up to which nothing was wrong.
+        """
+        staleness, early = self._staleness.value, self._staleness.count < _FEW
+        self._start_afresh()
+        if not early:
+            seen += f" while the mean staleness was {staleness:.1f}"
+        if mode.tighter() is None or (staleness < _STALE and not early):
+            why = f"{mode} has no tighter mode" if mode.tighter() is None else "no other mode will help"
+            return Decision(None, f"{seen}, and {why}", good_version, ran_away=True)
+        less = "no staleness" if early else "none"
+        return Decision(_BSP, f"{seen}; {_BSP} has {less}", good_version, ran_away=True)
+
     def verdict(self, mode: ModeSpec) -> Decision | None:
         """What to do about a run in this mode: mostly nothing. To be carried out: it is not said again soon.
 
@@ -128,12 +165,12 @@ class Guard:
         seen = self._divergence()
         if seen is None:
             return None
-        staleness = self._staleness.value
+        staleness, back_to = self._staleness.value, self._lowest_version
         self._start_afresh()
         seen += f" while the mean staleness was {staleness:.1f}"
         tighter = mode.tighter() if staleness >= _STALE else None
         if tighter is not None:
-            return Decision(tighter, f"{seen}; {tighter} allows less of it than {mode}")
+            return Decision(tighter, f"{seen}; {tighter} allows less of it than {mode}", back_to)
         if self._despaired:
             return None
         self._despaired = True

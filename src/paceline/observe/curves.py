@@ -44,9 +44,10 @@ def metric_curves(run: RunData, facts: Facts, *, over: str = "time") -> dict[str
     """What the script logged, by metric, one curve a worker; `loss` first.
 
     Args:
-        over: `time` (seconds since the first span) or `step` (of the worker).
+        over: `time` (seconds since the first span) or `step` (of the worker; a step that was made again after
+            the run went back has the value of the last time).
     """
-    table = run.metrics
+    table = run.metrics if over == "time" else run.standing_metrics
     if not len(table):
         return {}
     began = facts.began or float(table["time"].min())
@@ -81,7 +82,7 @@ def throughput(run: RunData, facts: Facts) -> Series | None:
             continue
         at = totals["time"][mine] / 1e9 - facts.began
         order = np.argsort(at, kind="stable")
-        steps = np.maximum.accumulate(totals["step"][mine][order]).astype(float)
+        steps = _going_on(totals["step"][mine][order].astype(float))
         theirs = pushes["worker"] == worker.rank
         samples = float((pushes["samples"][theirs] * pushes["weight"][theirs]).sum())
         each = samples / steps[-1] if facts.samples and steps[-1] else 1.0
@@ -90,6 +91,12 @@ def throughput(run: RunData, facts: Facts) -> Series | None:
     rate = np.diff(done) / np.diff(edges)
     name = "samples a second" if facts.samples else "steps a second"
     return Series(name, ((edges[1:] + edges[:-1]) / 2).tolist(), rate.tolist())
+
+
+def _going_on(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Counts that begin again with a worker's next process, added up."""
+    grown = np.diff(steps, prepend=0.0)
+    return np.cumsum(np.where(grown < 0, steps, grown))
 
 
 def resource_curves(run: RunData, facts: Facts) -> dict[str, list[Series]]:

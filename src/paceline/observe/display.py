@@ -1,7 +1,7 @@
 """The live picture of a run in a terminal.
 
 running   epoch 2  ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━  64 %  0:42
-3,104 samples/s · version 2,407 · staleness 0.41 mean, 2 max
+3,104 samples/s (last 5 s: 3,290) · version 2,407 · staleness 0.41 mean, 2 max
 
 worker  state     step    loss  accuracy  waiting
 0       running  1,204  0.0712     0.981      3 %
@@ -10,7 +10,7 @@ worker  state     step    loss  accuracy  waiting
 The full one (`paceline run --live`, `paceline top`) says more, of the last few seconds:
 
 running   epoch 2  ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━  64 %  0:42
-3,104 samples/s · version 2,407 · staleness 0.41 mean, 2 max · 94.1 MB/s · asp
+3,104 samples/s (last 5 s: 3,290) · version 2,407 · staleness 0.41 mean, 2 max · 94.1 MB/s · asp
 time: compute 61 % · wait 30 % · push 4 % · load 3 %
 
 worker  state     step  steps/s    loss  waiting    out/s     in/s   CPU  memory
@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -44,6 +43,7 @@ STYLES = {
     "waiting": "yellow",
     "recovering": "yellow",
     "stopped": "yellow",
+    "diverged": "yellow",
     "failed": "red",
     "dead": "red",
     "crashed": "red",
@@ -52,6 +52,8 @@ STYLES = {
 }
 _OTHER = "cyan"
 
+_TO_THE_END, _ALL_BELOW = "\x1b[K", "\x1b[J"
+"""Of the line, and of the screen: what terminals then erase."""
 _FIXED_WIDTH = 42
 """Columns of a worker's line without its metrics."""
 _LINES_AROUND = 8
@@ -63,28 +65,45 @@ _WORTH_A_WORD = 0.005
 
 
 class Display:
-    """A rich Live that draws when it is told to, without a thread of its own."""
+    """A picture at the cursor, which is drawn over, erased and drawn again when it is told to.
+
+    Not rich's Live: that takes all that is printed meanwhile for lines, and a script's bar is none.
+    """
 
     def __init__(self, stream: TextIO, *, full: bool = False) -> None:
         self._full = full
+        self._stream = stream
         self._console = Console(file=stream, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
-        self._live.start()
+        self._lines = 0
+        """How many lines of it stand above the cursor."""
 
     def draw(self, status: RunStatus, window: Window) -> None:
         """Replace the picture."""
         width, height = self._console.size
-        shown = picture(status, window, width=width, height=height, full=self._full)
-        self._live.update(shown, refresh=True)
+        with self._console.capture() as captured:
+            self._console.print(picture(status, window, width=width, height=height, full=self._full))
+        lines = captured.get().splitlines()[: max(1, height - 1)]
+        # Line by line: a terminal that is cleared first flickers.
+        drawn = "".join(f"{line}{_TO_THE_END}\n" for line in lines)
+        self._stream.write(self._back() + drawn + _ALL_BELOW)
+        self._stream.flush()
+        self._lines = len(lines)
+
+    def erase(self) -> None:
+        """Leave the cursor where it was before the picture."""
+        if self._lines:
+            self._stream.write(self._back() + _ALL_BELOW)
+            self._stream.flush()
+            self._lines = 0
 
     def print(self, text: str, style: str = "") -> None:
-        """Print a line above the picture, as it is: colours stay, cursor movements do not."""
+        """Print a line in the picture's place, as it is: colours stay, cursor movements do not."""
+        self.erase()
         line = Text.from_ansi(text, style=style)
         self._console.print(line, soft_wrap=True, markup=False, emoji=False)
 
-    def close(self) -> None:
-        """Leave the last picture standing and give the terminal back."""
-        self._live.stop()
+    def _back(self) -> str:
+        return f"\r\x1b[{self._lines}A" if self._lines else ""
 
 
 def picture(
@@ -99,7 +118,7 @@ def picture(
     lines: list[RenderableType] = [_headline(status, width)]
     if status.version:
         facts = [
-            *words.rates(status, window.samples_per_s, window.steps_per_s),
+            *words.rates(status, window),
             f"version {words.count(status.version)}",
             words.staleness(status),
             *(_run_wide(status, window) if full else ()),
@@ -120,8 +139,10 @@ def picture(
 
 def _run_wide(status: RunStatus, window: Window) -> list[str]:
     rates = [window.worker(rank) for rank in status.workers]
-    carried = sum(rate.bytes_out + rate.bytes_in for rate in rates)
-    return [*([f"{words.size(carried)}/s"] if carried else []), *([status.mode] if status.mode else [])]
+    moved = sum(rate.moved_out + rate.moved_in for rate in rates)
+    wire = sum(rate.on_wire for rate in rates)
+    carried = f"{words.size(moved)}/s" + (f", {words.size(wire)}/s on the wire" if wire else "")
+    return [*([carried] if moved or wire else []), *([status.mode] if status.mode else [])]
 
 
 def _line(text: str) -> Text:
@@ -229,10 +250,11 @@ def _worker_columns(status: RunStatus, window: Window) -> list[_Column]:
             96,
         ),
     ]
-    if any(rate.bytes_out or rate.bytes_in for rate in rates):
-        columns.append(_Column("out/s", [Text(words.size(rate.bytes_out)) for rate in rates], 91))
-        columns.append(_Column("in/s", [Text(words.size(rate.bytes_in)) for rate in rates], 90))
-    return columns + _usage([worker.cpu for worker in workers], [worker.memory for worker in workers])
+    if any(rate.moved_out or rate.moved_in for rate in rates):
+        columns.append(_Column("out/s", [Text(words.size(rate.moved_out)) for rate in rates], 91))
+        columns.append(_Column("in/s", [Text(words.size(rate.moved_in)) for rate in rates], 90))
+    used = [worker.memory for worker in workers]
+    return columns + _usage([worker.cpu for worker in workers], used, status.memory_kind)
 
 
 def _server_columns(status: RunStatus, window: Window) -> list[_Column]:
@@ -243,17 +265,19 @@ def _server_columns(status: RunStatus, window: Window) -> list[_Column]:
         _Column("updates", [Text(words.count(server.updates)) for server in servers], 98),
         _Column("updates/s", [_rate(rate.updates_per_s) for rate in rates], 97),
         _Column("updating", [Text(words.percent(rate.updating)) for rate in rates], 96),
-        *_usage([server.cpu for server in servers], [server.memory for server in servers]),
+        *_usage(
+            [server.cpu for server in servers], [server.memory for server in servers], status.memory_kind
+        ),
     ]
 
 
-def _usage(cores: Sequence[float], memory: Sequence[int]) -> list[_Column]:
+def _usage(cores: Sequence[float], memory: Sequence[int], kind: str) -> list[_Column]:
     """CPU and memory; not there in a run that nobody measured."""
     if not any(memory):
         return []
     return [
         _Column("CPU", [Text(f"{each:.2f}") for each in cores], 93),
-        _Column("memory", [Text(words.size(each)) for each in memory], 92),
+        _Column("RSS" if kind == "rss" else "memory", [Text(words.size(each)) for each in memory], 92),
     ]
 
 

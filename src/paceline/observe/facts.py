@@ -66,6 +66,9 @@ class WorkerFacts:
     bytes_out: int = 0
     bytes_in: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
+    """Of its pushes that were applied."""
+    dropped: int = 0
+    """Its pushes that came too late, or a second time, and were not applied."""
 
     @property
     def total_s(self) -> float:
@@ -177,7 +180,11 @@ def facts_of(run: RunData) -> Facts:
     _add_times(facts, totals, spans)
     workers = {rank: WorkerFacts(rank) for rank in _ranks(totals, _WORKER) | set(run.status.workers)}
     _add_totals(workers, totals)
+    for rank, known in run.status.workers.items() if run.status.ended_s else ():
+        workers[rank].steps = known.clock  # its own count, of all its processes
     _add_steps(workers, spans)
+    for rank, told in run.status.workers.items():
+        workers[rank].dropped = told.dropped
     servers = {rank: ServerFacts(rank) for rank in _ranks(totals, _SERVER) | set(run.status.servers)}
     _add_servers(facts, servers, totals, spans)
     facts.workers = [workers[rank] for rank in sorted(workers)]

@@ -13,6 +13,7 @@ import numpy as np
 from paceline.observe import curves, markup, plots, words
 from paceline.observe.diagnosis import Diagnosis
 from paceline.observe.facts import Facts, Series, Times
+from paceline.observe.pace import pace_of
 from paceline.observe.phases import COMMUNICATION, COMPUTATION, PHASES
 from paceline.observe.run_data import RunData
 from paceline.observe.status import ENDED
@@ -47,11 +48,19 @@ def key_figures(run: RunData, facts: Facts, state: str | None = None) -> list[tu
     """The few numbers that matter most, for the page's tiles and for the terminal."""
     status = run.status
     lasted = status.elapsed_s or facts.seconds
-    figures = [("state", state or status.state), ("duration", words.duration(lasted))]
+    figures = [("state", words.state(status, state)), ("duration", words.duration(lasted))]
     if not status.loader:
         figures.append(("steps a second", words.count(status.steps_per_s)))
     if status.loader or status.samples:
         figures.append(("samples a second", words.count(status.samples_per_s)))
+    if status.earlier_s:
+        total = pace_of(status, total=True)
+        name, rate = ("samples", total.samples_per_s) if status.loader else ("steps", total.steps_per_s)
+        figures.append((f"{name} a second, all starts", words.count(rate)))
+    if status.ended_s:
+        figures.append(("start-up", words.duration(status.startup_s)))
+    if status.first_step_s >= words.WORTH_SAYING_S:
+        figures.append(("first step, extra", words.duration(status.first_step_s)))
     figures += [(name, words.metric(value)) for name, value in list(status.metrics.items())[:4]]
     figures.append(("idleness", words.percent(facts.idleness if _timed(facts) else status.idleness)))
     staleness = facts.staleness or Counter(status.staleness)
@@ -140,16 +149,20 @@ class _Page:
 
     def metrics(self) -> str:
         found = curves.metric_curves(self.run, self.facts)
-        figures = [
-            plots.line_chart(name, curves.few(series), x_label="seconds since training began")
-            for name, series in list(found.items())[:MOST_METRICS]
-        ]
+        by_step = curves.metric_curves(self.run, self.facts, over="step")
+        figures = []
+        for name in list(found)[:MOST_METRICS]:
+            for series, label in ((found[name], "seconds since training began"), (by_step[name], "step")):
+                figures.append(plots.line_chart(name, curves.few(series), x_label=label))
         note = ""
         if len(found) > MOST_METRICS:
-            note = markup.paragraph(f"{len(found) - MOST_METRICS} more metrics are in events.jsonl.")
+            note = markup.paragraph(
+                f"{len(found) - MOST_METRICS} more metrics: `paceline metrics --csv FILE` has all."
+            )
         return markup.section(
             "What it learned",
-            "What the script logged, by worker. A loss should fall and an accuracy rise; a gap is a NaN.",
+            "What the script logged, by worker, over time and over its steps. A loss should fall and an "
+            "accuracy rise; a gap is a NaN. Steps made again after the run went back are shown once.",
             markup.plot_grid(*figures),
             note,
         )
@@ -310,12 +323,16 @@ class _Page:
         )
 
     def links(self) -> str:
-        links = self.facts.links
-        if not _timed(self.facts):
+        links, workers = self.facts.links, self.status.workers
+        moved = [(worker.moved_out, worker.moved_in) for worker in workers.values()]
+        if not _timed(self.facts) and not any(map(any, moved)):
             return ""
+        table = ""
         if not links:
-            text = "Nothing was sent: the workers and servers shared memory."
-            table = ""
+            text = (
+                "Nothing went over a link between a worker and a server: they shared memory, or workers "
+                "all-reduced among themselves."
+            )
         else:
             out, back = sum(link.bytes_out for link in links), sum(link.bytes_in for link in links)
             text = f"{words.size(out)} of gradients went out, {words.size(back)} of parameters came back."
@@ -335,9 +352,23 @@ class _Page:
                     for link in sorted(busiest, key=lambda link: (link.worker, link.server))
                 ],
             )
+        each = markup.table(
+            ("", "moved out", "moved in", "on the wire: out", "in"),
+            [
+                (
+                    f"worker:{rank}",
+                    *(words.size(n) for n in (worker.moved_out, worker.moved_in)),
+                    *(words.size(n) for n in (worker.bytes_out, worker.bytes_in)),
+                )
+                for rank, worker in sorted(workers.items())[:MOST_ROWS]
+            ],
+        )
         return markup.section(
-            "Bytes on each link",
-            "A link is one worker's connection to one server. Shared memory carries no bytes.",
+            "Bytes",
+            "What its steps moved, whatever carried it (gradients out, parameters in, a group's all-reduce "
+            "both ways); and what sockets carried, with the worker's parts of checkpoints. Through shared "
+            "memory nothing is on the wire. A link is one worker's connection to one server.",
+            each if any(map(any, moved)) else "",
             markup.paragraph(text),
             table,
         )
@@ -500,7 +531,7 @@ class _Page:
         ]
         rows += [
             (f"{what} left out of the records (--records-mb)", words.count(number))
-            for what, number in sorted(status.left_out.items())
+            for what, number in sorted(self.run.left_out.items())
         ]
         said = status.messages[-MOST_ROWS:]
         messages = "".join(f"<li>{escape(message)}</li>" for message in said)

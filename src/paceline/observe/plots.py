@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,7 @@ __all__ = [
     "Bar",
     "Lane",
     "area_chart",
+    "band_chart",
     "bar_chart",
     "line_chart",
     "matrix",
@@ -97,6 +99,7 @@ STYLE = "\n".join(
         "svg .line path{fill:none;stroke:var(--colour);stroke-width:1.8;stroke-linejoin:round}",
         "svg .line circle{fill:var(--colour);fill-opacity:0;stroke:none}",
         "svg .line circle:hover,svg .line circle.alone{fill-opacity:1}",
+        "svg .band{fill:var(--colour);fill-opacity:.14;stroke:none}",
         "svg .fill{fill:var(--colour);stroke:var(--paper);stroke-width:.6}",
         "svg .fill:hover{fill-opacity:.75}",
         "svg .lane{fill:var(--idle)}",
@@ -107,6 +110,19 @@ STYLE = "\n".join(
         ".legend line{stroke:var(--colour);stroke-width:3}",
     ]
 )
+
+
+class Banded(Protocol):
+    """A curve and its deviation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def at(self) -> Sequence[float]: ...
+    @property
+    def mean(self) -> Sequence[float]: ...
+    @property
+    def deviation(self) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True)
@@ -197,6 +213,36 @@ def line_chart(
     alone = len(series) == 1 and series[0].name == title
     legend = "" if alone else _legend([(each.name, _class(i)) for i, each in enumerate(series)])
     return _figure(title, body, chart.height, legend)
+
+
+def band_chart(title: str, bands: Sequence["Banded"], *, x_label: str = "seconds") -> str:
+    """Curves, each with the deviation around it. Empty without a finite point."""
+    edges = []
+    for each in bands:
+        mean, spread = np.asarray(each.mean, float), np.asarray(each.deviation, float)
+        edges.append((mean - spread, mean + spread))
+    ys = np.array([y for low, high in edges for y in (*low, *high)])
+    xs = np.array([x for each in bands for x in each.at])
+    ys = ys[np.isfinite(ys)]
+    if not len(xs) or not len(ys):
+        return ""
+    bottom, top = float(ys.min()), float(ys.max())
+    if 0 <= bottom < 0.5 * top:
+        bottom = 0.0
+    chart = _Chart(ticks(float(xs.min()), float(xs.max())), ticks(bottom, top), trim=True, xs=xs)
+    body = chart.axes(x_label, "", number, number)
+    for i, (each, (low, high)) in enumerate(zip(bands, edges, strict=True)):
+        there = np.isfinite(low) & np.isfinite(high)
+        if (high > low).any():
+            at = np.asarray(each.at, float)[there]
+            edge = [*zip(at, high[there], strict=True), *reversed([*zip(at, low[there], strict=True)])]
+            points = " ".join(f"{chart.x(x):.1f},{chart.y(y):.1f}" for x, y in edge)
+            body += f'<polygon class="band {_class(i)}" points="{points}"/>'
+    for i, each in enumerate(bands):
+        body += _line(chart, Series(each.name, each.at, each.mean), _class(i), number, number)
+    return _figure(
+        title, body, chart.height, _legend([(each.name, _class(i)) for i, each in enumerate(bands)])
+    )
 
 
 def area_chart(title: str, series: Sequence[Series], *, x_label: str = "seconds") -> str:

@@ -7,11 +7,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TextIO
 
 from paceline.observe import words
+from paceline.observe.output import Piece, Screen, Stream, label
+from paceline.observe.passing import Passing
 from paceline.observe.status import RunStatus
 from paceline.observe.window import Window
 
@@ -49,13 +51,18 @@ def _guarded(
                 display, self._display = self._display, None
                 with contextlib.suppress(Exception):
                     if display is not None:
-                        display.close()
+                        display.erase()
 
     return guarded
 
 
 class Progress:
-    """Shows one status after another; a context manager, which leaves the last one standing.
+    """Shows one status after another, and what scripts write; a context manager, which leaves the last status
+    standing.
+
+    A script's output goes where it would go alone, byte by byte: to standard output or standard error. What
+    is ours has a stream of its own, which may be the same terminal or file as one of those. There, ours gives
+    way while a line of the script is unfinished: a progress bar, a prompt.
 
     Never raises and never blocks longer than the terminal does: a display that fails (a closed
     pipe, a terminal that is gone) falls silent, and the run goes on. Thread-safe. Starts no thread:
@@ -63,18 +70,32 @@ class Progress:
 
     Args:
         quiet: Show no progress, only what the script itself prints; messages go to stderr.
-        live: The full picture, with resources, bytes and servers, where there is a terminal.
-        stream: Where to write; stdout unless told. A terminal gets the live picture.
+        live: The full picture, with resources, bytes and servers, where there is a terminal. It stays: of
+            scripts' output only lines that are finished are shown.
+        stream: Where ours is written; stderr unless told. A terminal gets the live picture.
+        shown: The worker whose output is passed on; None: all, in whole lines with the worker's name.
     """
 
-    def __init__(self, *, quiet: bool = False, live: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        live: bool = False,
+        stream: TextIO | None = None,
+        shown: int | None = 0,
+    ) -> None:
         self._quiet = quiet
         self._full = live
-        self._stream = stream if stream is not None else sys.stdout
+        self.shown = shown
+        self._stream = stream if stream is not None else sys.stderr
+        self._script = Passing({Stream.OUT: sys.stdout, Stream.ERR: sys.stderr}, beside=self._stream)
+        self._screens: dict[tuple[int, Stream], Screen] = {}
         self._live = not quiet and _is_terminal(self._stream)
         self._display: Display | None = None
         self._lock = threading.RLock()
         self._silent = False
+        self._erased = False
+        """Whether there was a picture, and is none now."""
         self._messages = 0
         self._state = ""
         self._shown_at = -float("inf")
@@ -105,40 +126,65 @@ class Progress:
         self._state = status.state
         every = LIVE_EVERY_S if self._live else PLAIN_EVERY_S
         now = time.monotonic()
-        if self._quiet or not (changed or now - self._shown_at >= every):
+        due = changed or self._erased or now - self._shown_at >= every
+        if self._quiet or self._script.unfinished or not due:
             return
-        self._shown_at = now
+        self._shown_at, self._erased = now, False
         if self._live:
             self._open().draw(status, self._window)
         else:
             self._write(plain_line(status, self._window))
 
+    def pass_on(self, pieces: Sequence[Piece]) -> None:
+        """Pass on what scripts wrote; also when ours has fallen silent."""
+        with self._lock:
+            for piece in pieces:
+                if self.shown is None or (self._full and self._live):
+                    screen = self._screens.setdefault((piece.worker, piece.stream), Screen())
+                    lines = [*screen.feed(piece.data), *screen.settled()]
+                    self._pass_lines(piece.worker, piece.stream, lines)
+                else:
+                    self._pass(piece.stream, piece.data)
+
+    def _pass_lines(self, worker: int, stream: Stream, lines: Sequence[str]) -> None:
+        before = label(f"worker:{worker}") if self.shown is None else ""
+        self._pass(stream, "".join(f"{before}{line}\n" for line in lines).encode())
+
+    def _pass(self, stream: Stream, data: bytes) -> None:
+        if data and self._display is not None and self._script.beside(stream):
+            self._erased = True
+            with contextlib.suppress(OSError, ValueError):  # found out when it is drawn
+                self._display.erase()
+        self._script.write(stream, data)
+
     @_guarded
     def print_line(self, text: str) -> None:
-        """Print a line of the script's own output, above the live picture if there is one."""
-        if self._display is not None:
-            self._display.print(text)
-        else:
-            self._write(text)
+        """Print a line of ours."""
+        self._write_line(text)
 
     @_guarded
     def close(self) -> None:
         """Draw the last status once more and give the terminal back; it can be called again."""
+        for (worker, stream), screen in self._screens.items():
+            self._pass_lines(worker, stream, screen.end())
+        self._script.end_line()
         if self._display is not None:
             if self._latest is not None:
                 whole = Window(RATE_WINDOW_S)  # of one status: means over the whole run
                 whole.see(self._latest)
                 self._display.draw(self._latest, whole)
-            display, self._display = self._display, None
-            display.close()
+            self._display = None
 
     def _say(self, message: str) -> None:
-        if self._quiet:
-            print(message, file=sys.stderr, flush=True)  # noqa: T201 - this is the display
-        elif self._live:
-            self._open().print(message, style="yellow")
+        self._write_line(message, style="yellow")
+
+    def _write_line(self, text: str, style: str = "") -> None:
+        self._script.end_line()
+        if self._live:
+            self._open().print(text, style=style)
+            self._erased = True
         else:
-            self._write(message)
+            self._write(text)
 
     def _open(self) -> "Display":
         if self._display is None:
@@ -154,11 +200,11 @@ class Progress:
 
 
 def plain_line(status: RunStatus, window: Window) -> str:
-    """A status in one line, for logs and pipes; rates are the window's."""
+    """A status in one line, for logs and pipes; recent rates are the window's."""
     parts = [f"{words.clock(status.elapsed_s)} {status.state}", *words.saving(status)]
     if status.version:
         parts.append(words.progress(status))
-        parts += words.rates(status, window.samples_per_s, window.steps_per_s)
+        parts += words.rates(status, window)
         parts.append(f"version {words.count(status.version)}")
         parts.append(words.staleness(status))
         parts += [f"{name} {words.metric(value)}" for name, value in status.metrics.items()]

@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.diagnosis import Diagnosis, diagnose
+from paceline.observe.diagnosis import LOSSES, Diagnosis, diagnose, diagnose_run
 from paceline.observe.facts import Facts, facts_of
+from paceline.observe.pace import pace_of
 from paceline.observe.page import run_page
 from paceline.observe.run_data import RunData
 from paceline.observe.status import RunStatus
@@ -72,10 +73,12 @@ def known_facts(run: RunData) -> Facts:
 
 
 def diagnosis_of(run: RunData, facts: Facts) -> Diagnosis:
-    """What limited the run, in the mode that it ended in."""
+    """What limited the run, in the mode that it ended in; or that it failed or diverged."""
     mode = run.status.mode or str(run.job.get("mode") or "bsp")
+    usual = {"overlap": False, "compress": "none", "prefetch": 0}
+    using = {name for name, value in usual.items() if run.job.get(name, value) != value}
     try:
-        return diagnose(facts, mode, _cores(run))
+        return diagnose_run(run.status, facts, mode, _cores(run), using)
     except Exception as error:
         run.missing.append(f"what limited the run could not be worked out ({_said(error)})")
         return diagnose(Facts(), mode)
@@ -94,14 +97,19 @@ def summary_of(
     summary = {
         "state": status.state,
         "error": status.error,
+        "diverged": status.diverged,
         "command": list(command),
         "job": dict(job_json),
         "elapsed_s": status.elapsed_s,
         "startup_s": status.startup_s,
+        "trained_s": status.pace.seconds,
+        "first_step_s": status.first_step_s,
+        "earlier_s": status.earlier_s,
         "version": status.version,
         "samples": status.samples,
         "samples_before": status.samples_before,
         "samples_per_s": status.samples_per_s,
+        "samples_per_s_all_starts": pace_of(status, total=True).samples_per_s if status.earlier_s else None,
         "samples_per_epoch": status.samples_per_epoch,
         "steps": status.steps,
         "steps_per_s": status.steps_per_s,
@@ -119,6 +127,10 @@ def summary_of(
         "push": asdict(facts.push),
         "pull": asdict(facts.pull),
         "update": asdict(facts.update),
+        "moved_out": sum(worker.moved_out for worker in status.workers.values()),
+        "moved_in": sum(worker.moved_in for worker in status.workers.values()),
+        "wire_out": sum(worker.bytes_out for worker in status.workers.values()),
+        "wire_in": sum(worker.bytes_in for worker in status.workers.values()),
         "bytes_out": sum(link.bytes_out for link in facts.links),
         "bytes_in": sum(link.bytes_in for link in facts.links),
         "workers": _workers(status, facts),
@@ -156,6 +168,10 @@ def _workers(status: RunStatus, facts: Facts) -> list[dict[str, Any]]:
             "wait_s": worker.wait_s,
             "idleness": worker.idleness,
             "restarts": worker.restarts,
+            "moved_out": worker.moved_out,
+            "moved_in": worker.moved_in,
+            "wire_out": worker.bytes_out,
+            "wire_in": worker.bytes_in,
             "metrics": worker.metrics,
         }
         fact = known.get(rank)
@@ -176,8 +192,7 @@ def _workers(status: RunStatus, facts: Facts) -> list[dict[str, Any]]:
 
 
 def _shares(diagnosis: Diagnosis) -> dict[str, float]:
-    names = ("computing", "data", "straggler", "server", "network")
-    return {name: getattr(diagnosis, name) for name in names}
+    return {name: getattr(diagnosis, name) for name in ("computing", *LOSSES)}
 
 
 def _cores(run: RunData) -> int | None:

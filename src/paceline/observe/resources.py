@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from paceline.observe.gpu import Gpus
+from paceline.observe.own_memory import OwnMemory
 from paceline.observe.tables import RESOURCES, ROLES, RawTable
 
 __all__ = ["Sampler", "Usage"]
@@ -32,7 +33,7 @@ class Usage:
     cpu: float
     """Cores in use since the sample before; in the first, since it began."""
     memory: int
-    """Resident bytes. What processes share is counted in each."""
+    """Bytes of its own, and its part of what it shares (`OwnMemory`)."""
     threads: int
 
 
@@ -41,7 +42,7 @@ class _Seen:
     """One process at one moment: counts since it began."""
 
     cpu_s: float
-    memory: int
+    resident: int
     threads: int
     read: int
     written: int
@@ -67,6 +68,7 @@ class Sampler:
         directory: the run's `raw/`.
         clock_ns: from this host's monotonic clock to Unix time.
         gpus: whom to ask about GPUs; for tests.
+        own_memory: whom to ask about memory; for tests.
         clock: the monotonic clock, in ns; for tests.
     """
 
@@ -76,6 +78,7 @@ class Sampler:
         clock_ns: int,
         *,
         gpus: Gpus | None = None,
+        own_memory: OwnMemory | None = None,
         clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self._table = RawTable(directory, "controller", RESOURCES)
@@ -88,6 +91,7 @@ class Sampler:
         self._processes: dict[int, psutil.Process] = {}
         self._seen: dict[int, _Seen] = {}
         self._accounts: dict[str, _Account] = {}
+        self._own_memory = own_memory if own_memory is not None else OwnMemory()
         self._host_s: tuple[float, float] | None = None
 
     def due(self, now: float) -> bool:
@@ -115,14 +119,17 @@ class Sampler:
         records: list[tuple[float, ...]] = []
         found: dict[str, Usage] = {}
         seen: dict[int, _Seen] = {}
+        families: dict[str, dict[int, _Seen]] = {}
         for name, members in _families(pids).items():
-            role, _, rank = name.partition(":")
             there = {pid: each for pid in members if (each := self._look(pid)) is not None}
-            if role not in ROLES or pids[name] not in there:
-                continue
-            seen |= there
+            if name.partition(":")[0] in ROLES and pids[name] in there:
+                families[name] = there
+                seen |= there
+        own = self._own_memory.of({pid: each.resident for pid, each in seen.items()})
+        for name, there in families.items():
+            role, _, rank = name.partition(":")
             cores = sum(self._cores(pid, each, passed) for pid, each in there.items())
-            memory = sum(each.memory for each in there.values())
+            memory = sum(own[pid] for pid in there)
             threads = sum(each.threads for each in there.values())
             account = self._charge(name, there)
             found[name] = Usage(cores, memory, threads)
@@ -138,6 +145,11 @@ class Sampler:
         table["time"] = now_ns + self._clock_ns
         self._table.append(table)
         return found
+
+    @property
+    def memory_kind(self) -> str:
+        """What `Usage.memory` is: `pss`, or `rss` (what is shared counts in each) where that is not told."""
+        return "rss" if self._own_memory.unknown else "pss"
 
     @property
     def broken(self) -> OSError | None:
@@ -158,12 +170,12 @@ class Sampler:
                 if process.status() == psutil.STATUS_ZOMBIE:
                     return None
                 times = process.cpu_times()
-                memory, threads = process.memory_info().rss, process.num_threads()
+                resident, threads = process.memory_info().rss, process.num_threads()
             read = written = 0
             with contextlib.suppress(psutil.Error, OSError):
                 disk = process.io_counters()
                 read, written = disk.read_bytes, disk.write_bytes
-            return _Seen(times.user + times.system, memory, threads, read, written, process.create_time())
+            return _Seen(times.user + times.system, resident, threads, read, written, process.create_time())
         except (psutil.Error, OSError):
             return None
 

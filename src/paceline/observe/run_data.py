@@ -14,6 +14,7 @@ from paceline.observe.phases import PHASES
 from paceline.observe.status import RunStatus
 from paceline.observe.tables import ROLES, TABLES, Table, columns, read_raw
 from paceline.observe.thinning import pushes_thinning
+from paceline.observe.values import COLUMNS, Values, read_values, standing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,13 @@ class RunData:
         job = self.record.get("job")
         return job if isinstance(job, dict) else {}
 
+    @functools.cached_property
+    def hyperparameters(self) -> dict[str, Any]:
+        """What a `paceline.Task` recorded; empty for a script's run."""
+        task = self.record.get("task")
+        found = task.get("hyperparameters") if isinstance(task, dict) else None
+        return found if isinstance(found, dict) else {}
+
     # --- tables as data frames ----------------------------------------------------------------------
 
     @functools.cached_property
@@ -84,16 +92,58 @@ class RunData:
 
     @functools.cached_property
     def metrics(self) -> "pd.DataFrame":
-        """What the script logged: time (Unix s), worker, step, name, value."""
+        """Every value that the script logged: time (Unix s), worker, attempt, step, version, epoch, samples,
+        name, value. Runs of older versions have no version, epoch and samples."""
         import pandas as pd
 
+        found = pd.DataFrame(dict(self.values.columns))
+        found["time"] = found["time"] / 1e9
+        frame = pd.concat([self._old_metrics(), found], ignore_index=True) if self._has_old_metrics else found
+        for name in ("version", "epoch", "samples"):
+            frame[name] = frame[name].astype("Int64")
+            frame[name] = frame[name].mask(frame[name] < 0)
+        return frame.sort_values("time", kind="stable", ignore_index=True)
+
+    @functools.cached_property
+    def standing_metrics(self) -> "pd.DataFrame":
+        """As `metrics`, without values of steps that the worker made again later, from a checkpoint."""
+        frame = self.metrics
+        columns = {name: frame[name].to_numpy() for name in ("worker", "attempt", "step")}
+        return frame[standing(columns, self.values.starts)].reset_index(drop=True)
+
+    @functools.cached_property
+    def values(self) -> Values:
+        """Logged values as columns, and the attempts of the workers."""
+        found = read_values(self.path)
+        for text in found.damaged:
+            self._lacks(text)
+        return found
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many records of a kind are not there."""
+        values = self.values.left_out
+        return {**self.status.left_out, **({"metrics": values} if values else {})}
+
+    @functools.cached_property
+    def _has_old_metrics(self) -> bool:
+        return any(event.get("kind") == "metrics" for event in self.events)
+
+    def _old_metrics(self) -> "pd.DataFrame":
+        """Of versions that kept metrics among the events, without all labels."""
+        import pandas as pd
+
+        resumed = [pd.Timestamp(each["at"]) for each in self.record.get("resumes", ()) if "at" in each]
         found = []
         for event in self.events:
             if event.get("kind") == "metrics" and isinstance(event.get("metrics"), dict):
-                when = pd.Timestamp(event["at"]).timestamp()
+                at = pd.Timestamp(event["at"])
+                attempt = sum(at > each for each in resumed)
                 for name, value in event["metrics"].items():
-                    found.append((when, event.get("worker"), event.get("clock"), name, float(value)))
-        return pd.DataFrame(found, columns=["time", "worker", "step", "name", "value"])
+                    step = int(event.get("clock") or 0)
+                    row = (at.timestamp(), event.get("worker"), attempt, step, -1, -1, -1, name, float(value))
+                    found.append(row)
+        return pd.DataFrame(found, columns=list(COLUMNS))
 
     @functools.cached_property
     def events(self) -> list[dict[str, Any]]:
@@ -120,8 +170,10 @@ class RunData:
                 lines = file.read().split(b"\n")[:-1]  # what follows the last newline was cut short
             if header[: len(PUSH_COLUMNS)] != list(PUSH_COLUMNS):
                 raise ValueError(f"columns {header}")
-            rows = np.array([line.split(b",") for line in lines], dtype="S20")
-            rows = rows.reshape(len(lines), -1 if lines else len(PUSH_COLUMNS)).astype(np.int64)
+            whole = [fields for line in lines if (fields := _whole_push(line, len(header))) is not None]
+            if len(whole) < len(lines):
+                self._lacks(f"pushes.csv: {len(lines) - len(whole):,} damaged lines are left out")
+            rows = np.array(whole, dtype="S20").reshape(len(whole), len(header)).astype(np.int64)
             found = list(rows.T)
         except FileNotFoundError:
             if self.record:
@@ -150,11 +202,15 @@ class RunData:
         return {name: self._read(table) for name, table in TABLES.items()}
 
     def _read(self, table: Table) -> Columns:
-        found = columns(table, list(read_raw(self.path / "raw", table)))
+        parts = list(read_raw(self.path / "raw", table))
+        for part in parts:
+            if part.torn is not None:
+                self._lacks(part.torn)
+        found = columns(table, parts)
         path = self.path / f"{table.name}.parquet"
         if path.exists():
-            parts = self._read_parquet(path, found)
-            found = {name: np.concatenate([parts[name], found[name]]) for name in found} if parts else found
+            older = self._read_parquet(path, found)
+            found = {name: np.concatenate([older[name], found[name]]) for name in found} if older else found
         if table.name != "resources" and not len(found["phase"]) and self.job.get("spans", True):
             self._lacks(f"there are no {table.name}: the run is of an older version, or never began to train")
         return found
@@ -209,3 +265,9 @@ class RunData:
     def _lacks(self, text: str) -> None:
         if text not in self.missing:
             self.missing.append(text)
+
+
+def _whole_push(line: bytes, columns: int) -> list[bytes] | None:
+    """A line's numbers; None if it is torn, or two torn ones became one."""
+    fields = line.split(b",")
+    return fields if len(fields) == columns and all(f.removeprefix(b"-").isdigit() for f in fields) else None

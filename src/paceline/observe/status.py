@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-__all__ = ["ENDED", "FAILURE_MARK", "RunStatus", "ServerStatus", "WorkerStatus"]
+from paceline.observe.pace import Pace, pace_of
 
-FAILURE_MARK = "--- the script failed; what follows was reported to the controller ---"
-"""In a worker's log: from here on it is its traceback, which the run's error shows already."""
+__all__ = ["ENDED", "RunStatus", "ServerStatus", "WorkerStatus"]
 
 ENDED = frozenset({"succeeded", "failed", "stopped"})
 """States that a run does not leave, except by `paceline resume`."""
@@ -21,16 +20,23 @@ class WorkerStatus:
     rank: int
     state: str = "starting"
     clock: int = 0
-    """Steps finished."""
+    """Steps finished: of all processes that had this rank, in all starts of the run."""
     step_s: float = 0.0
     """Seconds spent computing since it started."""
     wait_s: float = 0.0
     """Seconds spent waiting for parameters since it started."""
     bytes_out: int = 0
     bytes_in: int = 0
-    """Gradients and parameters that its links carried; shared memory carries none."""
+    """Payload that its sockets carried; through shared memory none is."""
+    moved_out: int = 0
+    moved_in: int = 0
+    """Logical bytes: what its steps gave and got, whatever carried it."""
+    earlier: dict[str, int] = field(default_factory=dict)
+    """The part of these counts that is of earlier starts of the run, by `Ledger`'s names."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the script reported last."""
+    logged_at: dict[str, int] = field(default_factory=dict)
+    """Where it was then: `step`, `version`, `samples`, `epoch`, `attempt` (docs/observing.md)."""
     restarts: int = 0
     """How often it was replaced."""
     pid: int | None = None
@@ -40,7 +46,9 @@ class WorkerStatus:
     cpu: float = 0.0
     """Cores in use lately."""
     memory: int = 0
-    """Resident bytes."""
+    """Bytes: see `RunStatus.memory_kind`."""
+    dropped: int = 0
+    """Its pushes that were not applied: late in backup mode, or a repetition."""
 
     @property
     def name(self) -> str:
@@ -60,11 +68,8 @@ class WorkerStatus:
 
     def hear(self, told: dict[str, Any]) -> None:
         """What the worker tells of itself, now and then."""
-        self.clock = int(told.get("clock", self.clock))
         self.step_s = float(told.get("step_s", self.step_s))
         self.wait_s = float(told.get("wait_s", self.wait_s))
-        self.bytes_out = int(told.get("bytes_out", self.bytes_out))
-        self.bytes_in = int(told.get("bytes_in", self.bytes_in))
         for phase, seconds in told.get("phases", {}).items():
             self.phases[phase] = self.phases.get(phase, 0.0) + float(seconds)
 
@@ -98,7 +103,17 @@ class RunStatus:
     elapsed_s: float = 0.0
     """Since this start of the run; a resumed run begins again at 0."""
     startup_s: float = 0.0
-    """The part of it before the workers began to train: it is no part of the throughput."""
+    """The part of it before the first step began: it is no part of the throughput."""
+    ended_s: float = 0.0
+    """When the last step ended, on the clock of `elapsed_s`."""
+    first_step_s: float = 0.0
+    """How much longer a worker's first step took than the mean of its others, at most: compiling, caches."""
+    progressed_s: float = 0.0
+    """When `samples` grew last, as far as was told."""
+    told_all: bool = False
+    """Whether `samples` and `version` are the last ones: the servers have told them when they ended."""
+    earlier_s: float = 0.0
+    """How long earlier starts of the run trained."""
     mode: str = ""
     """The one that it is in now: a run can be switched."""
     rule: str = ""
@@ -141,6 +156,8 @@ class RunStatus:
     """Names of those that are kept, oldest first."""
     saving: tuple[int, int] | None = None
     """While the run ends: bytes written of its last checkpoint, and bytes to write."""
+    exit_code: int = 0
+    """What the worker that ended the run in error exited with; 0: none did."""
     stopped_by: int = 0
     """The signal that stopped the run; 0: none did."""
     leases: list[dict[str, Any]] = field(default_factory=list)
@@ -149,17 +166,26 @@ class RunStatus:
     """`LeaseBook.earlier()`: how many epochs there were before those, and the sums of their accounts."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Pushes and metrics that are not in the run directory's records, which have a budget (--records-mb)."""
+    memory_kind: str = ""
+    """What roles' memory is: `pss`, their own pages and their part of shared ones; `rss` where the system
+    does not tell that: what roles share counts in each. Empty: not measured, or by an older version (rss)."""
     update_s: float = 0.0
     """Seconds the lead server spent updating parameters."""
     messages: list[str] = field(default_factory=list)
     """What people should read, oldest first; it only grows."""
     ended_early: str | None = None
     """Why it ended before its scripts would have: the workers' votes, or a limit. It is no failure."""
+    first_losses: dict[str, float] = field(default_factory=dict)
+    """How large losses were when the run began: what later ones are compared with."""
+    diverged: str | None = None
+    """That the training diverges, why that is likely, and what to change. A run may end like this: its state
+    is what its scripts made of it, and this says what that is worth."""
     error: str | None = None
     """Why it failed: who, what, and the traceback."""
 
     def hear(self, told: dict[str, Any]) -> None:
         """What the lead server tells of the run, now and then."""
+        before = self.version, self.samples
         for name in ("version", "epoch", "samples", "parameters", "refused", "dropped", "lost"):
             setattr(self, name, int(told[name]))
         self.skipped = int(told.get("skipped", 0))
@@ -171,10 +197,10 @@ class RunStatus:
         self.samples_per_epoch = data.get("samples")
         self.loader = bool(data) or not self.parameters  # not known before there is a model
         self.stream = bool(data.get("stream"))
-        for rank, clock in told["clocks"].items():
-            # A checkpoint of more workers may have clocks of ranks that this run has not.
+        self.told_all = bool(told.get("last")) or (self.told_all and before == (self.version, self.samples))
+        for rank, dropped in told.get("dropped_of", {}).items():
             if (known := self.workers.get(int(rank))) is not None:
-                known.clock = max(known.clock, int(clock))
+                known.dropped = int(dropped)
 
     @property
     def ended(self) -> bool:
@@ -182,10 +208,14 @@ class RunStatus:
         return self.state in ENDED
 
     @property
+    def pace(self) -> Pace:
+        """How fast this start of the run trains, or has trained."""
+        return pace_of(self)
+
+    @property
     def samples_per_s(self) -> float:
-        """Mean throughput of this start of the run, once it trains."""
-        trained_s = self.elapsed_s - self.startup_s
-        return (self.samples - self.samples_before) / trained_s if trained_s > 0 else 0.0
+        """See `pace`."""
+        return self.pace.samples_per_s
 
     @property
     def steps(self) -> int:
@@ -194,9 +224,8 @@ class RunStatus:
 
     @property
     def steps_per_s(self) -> float:
-        """Mean number of steps of all workers a second in this start of the run, once it trains."""
-        trained_s = self.elapsed_s - self.startup_s
-        return max(0, self.steps - self.steps_before) / trained_s if trained_s > 0 else 0.0
+        """See `pace`: of all workers together."""
+        return self.pace.steps_per_s
 
     @property
     def epoch_share(self) -> float | None:

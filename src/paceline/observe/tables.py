@@ -1,27 +1,46 @@
 """The tables that a run leaves behind: their columns, and their two forms on disk.
 
 While a run goes on every role appends fixed-size records to files of its own (`raw/`): an append survives
-whatever is killed, and costs no library. What is cut short in the middle of a record is left out. When the
-run is over the controller turns them into one Parquet file a table, and they are gone.
+whatever is killed, and costs no library. A file that is torn (by a full disk, or a kill in mid-write) is cut
+at its last whole record, and that is said. When the run is over the controller turns them into one Parquet
+file a table, and they are gone.
 
     raw/worker-1.0.spans      role, rank, incarnation, and the table
     raw/controller.resources
     spans.parquet  totals.parquet  resources.parquet
+
+What scripts logged is a table, too, in a form of its own: see values.py.
 """
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.observe.phases import PHASES
+from paceline.observe.values import values_to_parquet
 
-__all__ = ["RESOURCES", "ROLES", "SPANS", "TABLES", "TOTALS", "RawTable", "Table", "read_raw", "to_parquet"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "RESOURCES",
+    "ROLES",
+    "SPANS",
+    "TABLES",
+    "TOTALS",
+    "RawTable",
+    "Table",
+    "cut_torn",
+    "read_raw",
+    "to_parquet",
+]
 
 Records = npt.NDArray[np.void]
 
@@ -77,7 +96,7 @@ RESOURCES = Table(
             ("role", "u1"),
             ("rank", "<i2"),
             ("cpu", "<f4"),  # cores in use since the record before
-            ("memory", "<i8"),  # resident, bytes, with the role's own children
+            ("memory", "<i8"),  # bytes of its own and its part of shared ones, with the role's own children
             ("threads", "<i4"),
             ("read", "<i8"),  # bytes from disk since the role began; of the host: since it booted
             ("written", "<i8"),
@@ -92,6 +111,8 @@ RESOURCES = Table(
 
 TABLES = {table.name: table for table in (SPANS, TOTALS, RESOURCES)}
 
+_LIFETIME_NS = 10**17
+"""Times of one file are nearer to each other than this (three years)."""
 _RAW = re.compile(r"(controller|server|worker)(?:-(\d+)\.(\d+))?\.(spans|totals|resources)")
 
 
@@ -119,6 +140,9 @@ class RawTable:
         try:
             written = os.write(self._file, data)
             if written != len(data):  # the disk is full: a torn record would shift all that follow
+                with contextlib.suppress(OSError):
+                    torn = written % self.table.record.itemsize
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - torn)
                 raise OSError(28, "No space left on device")
         except OSError as error:
             self.broken = error
@@ -140,6 +164,8 @@ class Raw:
     rank: int
     incarnation: int
     records: Records
+    torn: str | None = None
+    """What of the file is left out, for people."""
 
 
 def raw_files(directory: Path, table: Table) -> list[tuple[re.Match[str], Path]]:
@@ -155,12 +181,56 @@ def raw_files(directory: Path, table: Table) -> list[tuple[re.Match[str], Path]]
 
 def read_raw(directory: Path, table: Table) -> Iterator[Raw]:
     """What every role has written of a table so far."""
-    size = table.record.itemsize
     for match, path in raw_files(directory, table):
         with contextlib.suppress(OSError):
             data = path.read_bytes()
-            records = np.frombuffer(data, table.record, count=len(data) // size)
-            yield Raw(match[1], int(match[2] or 0), int(match[3] or 0), records)
+            records = _whole_records(table, data)
+            torn = _torn(path, table, len(records), len(data))
+            yield Raw(match[1], int(match[2] or 0), int(match[3] or 0), records, torn)
+
+
+def cut_torn(directory: Path) -> list[str]:
+    """Cut every file of `raw/` at its last whole record: what is appended then can be read. Only while no
+    role of the run writes. Returns what was cut, for people."""
+    said = []
+    for table in TABLES.values():
+        for _, path in raw_files(directory, table):
+            with contextlib.suppress(OSError):
+                data = path.read_bytes()
+                whole = len(_whole_records(table, data))
+                if (text := _torn(path, table, whole, len(data))) is not None:
+                    os.truncate(path, whole * table.record.itemsize)
+                    said.append(text)
+    return said
+
+
+def _whole_records(table: Table, data: bytes) -> Records:
+    """The records before the first that cannot be one.
+
+    Before that, versions that appended to a torn file shifted all that followed. Where a record is impossible
+    the one before it may be made of two halves, and is left out, too.
+    """
+    records = np.frombuffer(data, table.record, count=len(data) // table.record.itemsize)
+    if not len(records):
+        return records
+    names = table.record.names or ()
+    possible = np.ones(len(records), bool)
+    for name, words in (("phase", PHASES), ("role", ROLES)):
+        if name in names:
+            possible &= records[name] < len(words)
+    for name in ("ns", "bytes", "count", "memory", "threads"):
+        if name in names:
+            possible &= records[name] >= 0
+    at = records["start" if "start" in names else "time"]
+    possible &= np.abs(at.astype(np.float64) - float(at[0])) < _LIFETIME_NS
+    return records if possible.all() else records[: max(0, int(np.argmin(possible)) - 1)]
+
+
+def _torn(path: Path, table: Table, whole: int, size: int) -> str | None:
+    left = size - whole * table.record.itemsize
+    if not left:
+        return None
+    return f"raw/{path.name} is torn: {left:,} bytes after its first {whole:,} whole records are left out"
 
 
 def columns(table: Table, parts: Sequence[Raw]) -> dict[str, npt.NDArray[np.generic]]:
@@ -184,10 +254,13 @@ def columns(table: Table, parts: Sequence[Raw]) -> dict[str, npt.NDArray[np.gene
     return found
 
 
-def to_parquet(run: Path) -> list[Path]:
+def to_parquet(run: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
     """Turn `raw/` of a run that is over into Parquet files, and remove it. Returns what was written.
 
     Raises OSError if the directory cannot be written; `raw/` then stays, and is read as well as Parquet.
+
+    Args:
+        say: told of each file that is damaged, and what became of it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -195,17 +268,17 @@ def to_parquet(run: Path) -> list[Path]:
     raw = run / "raw"
     written: list[Path] = []
     for table in TABLES.values():
-        parts = [part for part in read_raw(raw, table) if len(part.records)]
+        parts = list(read_raw(raw, table))
+        for part in parts:
+            if part.torn is not None:
+                say(part.torn)
+        parts = [part for part in parts if len(part.records)]
         path = run / f"{table.name}.parquet"
         if not parts and not path.exists():
             continue
-        data = _worded(columns(table, parts))
-        found = pa.table(data)
-        if path.exists():  # of an earlier start of the run
-            with contextlib.suppress(pa.ArrowException):
-                found = pa.concat_tables([pq.read_table(path), found], promote_options="permissive")
         temporary = path.with_name(f".{path.name}.tmp")
         try:
+            found = _with_earlier(path, pa.table(_worded(columns(table, parts))), say)
             pq.write_table(found, temporary, compression="zstd")
             os.replace(temporary, path)
         except pa.ArrowException as error:
@@ -215,9 +288,28 @@ def to_parquet(run: Path) -> list[Path]:
         written.append(path)
         for _, each in raw_files(raw, table):
             each.unlink()
+    if (values := values_to_parquet(run, say)) is not None:
+        written.append(values)
     with contextlib.suppress(OSError):
         raw.rmdir()
     return written
+
+
+def _with_earlier(path: Path, found: "pa.Table", say: Callable[[str], None]) -> "pa.Table":
+    """A table after the rows of earlier starts of the run. A file that cannot be read is kept beside it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.exists():
+        return found
+    try:
+        return pa.concat_tables([pq.read_table(path), found], promote_options="permissive")
+    except (pa.ArrowException, OSError) as error:
+        aside = path.with_name(f"{path.name}.damaged")
+        os.replace(path, aside)
+        reason = str(error).splitlines()[0][:80]
+        say(f"{path.name} of an earlier start is damaged ({reason}); it is kept as {aside.name} and not read")
+        return found
 
 
 def _worded(found: dict[str, npt.NDArray[np.generic]]) -> dict[str, object]:

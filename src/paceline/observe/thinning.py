@@ -8,11 +8,11 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-__all__ = ["BYTES_OF_METRICS", "BYTES_OF_PUSH", "Thinning", "metrics_thinning", "pushes_thinning"]
+__all__ = ["BYTES_OF_PUSH", "BYTES_OF_VALUE", "Thinning", "ValueThinning", "pushes_thinning", "value_rows"]
 
 _COARSER = 8
 BYTES_OF_PUSH = 40
-BYTES_OF_METRICS = 200
+BYTES_OF_VALUE = 48
 """Of one record, about."""
 
 
@@ -62,7 +62,36 @@ def pushes_thinning(records_mb: int) -> Thinning:
     return Thinning(records_mb * 500_000 // BYTES_OF_PUSH)
 
 
-@functools.cache
-def metrics_thinning(records_mb: int) -> Thinning:
-    """Of the metrics in events.jsonl, which may have a quarter of it."""
-    return Thinning(records_mb * 250_000 // BYTES_OF_METRICS)
+class ValueThinning:
+    """Which of a worker's logged values are kept: at most `rows`. The `first` half has all values. After
+    that a name keeps its next few (a 16th), then every 8th of its values, then every 64th, and so on.
+
+    So a name with few values (a test loss once an epoch) keeps all of them beside one with many.
+    """
+
+    def __init__(self, rows: int) -> None:
+        rows = max(2, rows)
+        self.first = rows // 2
+        self._left = rows - self.first
+        self._few = rows // 16
+        self._counts: dict[int, int] = {}
+        self._stride = _COARSER
+        self._coarser_at = self._left // 2
+        """Rows left at which the stride grows."""
+
+    def keep(self, name: int) -> bool:
+        """Whether the next value of this name is kept. Not asked for the first values."""
+        count = self._counts.get(name, 0)
+        self._counts[name] = count + 1
+        if not self._left or (count >= self._few and count % self._stride):
+            return False
+        self._left -= 1
+        if self._left <= self._coarser_at:
+            self._stride *= _COARSER
+            self._coarser_at //= 2
+        return True
+
+
+def value_rows(records_mb: int, workers: int) -> int:
+    """The most values that one of the workers may keep: all have a quarter of a run's budget for records."""
+    return records_mb * 250_000 // (BYTES_OF_VALUE * max(1, workers))

@@ -6,7 +6,6 @@ staleness. It is written in pieces: spans are held as columns, 50 bytes each, ne
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from paceline.exceptions import UsageError
 from paceline.observe.phases import COMMUNICATION, COMPUTATION, PHASES, Phase
 from paceline.observe.run_data import Columns, RunData
 from paceline.observe.tables import ROLES
+from paceline.storage.atomic import replacing
 
 __all__ = ["Steps", "write_trace"]
 
@@ -81,23 +81,20 @@ def write_trace(run: RunData, path: Path, steps: Steps | None = None) -> int:
     """
     if not path.name.endswith(_ENDINGS):
         raise UsageError(f"{path}: a trace ends in .json, or in .json.gz to be compressed")
-    spans = run.columns("spans")
-    if not len(spans["start"]):
-        why = "; ".join(run.missing) or "it ran with --no-spans, or never began to train"
-        raise UsageError(f"run {run.path.name} has no spans to show: {why}")
-    chosen = _chosen(run, spans, steps or Steps())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _opened(temporary, compressed=path.name.endswith(".gz")) as file:
-            _write(file, run, spans, chosen)
-        os.replace(temporary, path)
+        with replacing(path) as new:
+            spans = run.columns("spans")
+            if not len(spans["start"]):
+                why = "; ".join(run.missing) or "it ran with --no-spans, or never began to train"
+                raise UsageError(f"run {run.path.name} has no spans to show: {why}")
+            chosen = _chosen(run, spans, steps or Steps())
+            with _opened(new, compressed=path.name.endswith(".gz")) as file:
+                _write(file, run, spans, chosen)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror or error}. Name a file in a directory that is there "
             "and that you may write to"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return len(chosen)
 
 

@@ -42,6 +42,7 @@ class Watch:
     def __init__(self) -> None:
         self._window = _new_window()
         self._mode = ""
+        self._processes: dict[int, int | None] = {}
         self._losses: deque[tuple[float, float]] = deque()
         self._said: set[str] = set()
         self._slow: set[int] = set()
@@ -51,7 +52,8 @@ class Watch:
         if status.state != "running":
             self._begin_again(status)
             return []
-        if status.mode != self._mode or (self._losses and status.elapsed_s < self._losses[-1][0]):
+        clock_began_again = self._losses and status.elapsed_s < self._losses[-1][0]
+        if status.mode != self._mode or _processes(status) != self._processes or clock_began_again:
             self._begin_again(status)
         self._window.see(status)
         self._see_loss(status)
@@ -75,8 +77,8 @@ class Watch:
         return [text for _, text in new if text]
 
     def _begin_again(self, status: RunStatus) -> None:
-        """What was before is not what is: another mode, a pause to recover."""
-        self._mode = status.mode
+        """What was before is not what is: another mode, other processes, a pause to recover."""
+        self._mode, self._processes = status.mode, _processes(status)
         self._window = _new_window()
         self._losses.clear()
 
@@ -180,6 +182,11 @@ class Watch:
             f"{words.duration(self._window.seconds)} waiting for their DataLoader. Give it num_workers (more "
             "of them, if it has some), or cache what is slow to read"
         )
+
+
+def _processes(status: RunStatus) -> dict[int, int | None]:
+    """The workers' processes: another one's times begin at 0, and its first steps are slow."""
+    return {rank: worker.pid for rank, worker in status.workers.items()}
 
 
 def _new_window() -> Window:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline.observe.pace import Pace
 from paceline.observe.phases import COMPUTATION, PHASES
 from paceline.observe.status import RunStatus, ServerStatus, WorkerStatus
 
@@ -27,9 +28,11 @@ class WorkerRates:
     """How long the window was."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds in each phase. Without spans: `other` for all its work, and `wait`."""
-    bytes_out: float = 0.0
-    """Per second, as `bytes_in`."""
-    bytes_in: float = 0.0
+    moved_out: float = 0.0
+    """Logical bytes, per second, as `moved_in`."""
+    moved_in: float = 0.0
+    on_wire: float = 0.0
+    """Bytes that sockets carried, out and in, per second."""
 
     @property
     def accounted_s(self) -> float:
@@ -81,7 +84,7 @@ class _Moment:
 
     at: float
     samples: int = 0
-    workers: dict[int, tuple[int, float, float, int, int]] = field(default_factory=dict)
+    workers: dict[int, tuple[int, float, float, int, int, int]] = field(default_factory=dict)
     phases: dict[int, dict[str, float]] = field(default_factory=dict)
     servers: dict[int, tuple[int, float]] = field(default_factory=dict)
     staleness: dict[int, int] = field(default_factory=dict)
@@ -116,9 +119,9 @@ class Window:
         self._seconds = seconds
         self._least_steps = least_steps
         self._past: deque[_Moment] = deque()
-        self._trained_s = 0.0
-        self._resumed = 0
-        self._resumed_steps = 0
+        self._pace = Pace()
+        self._startup_s = 0.0
+        self._earlier: dict[int, tuple[int, float, float, int, int, int]] = {}
 
     def see(self, status: RunStatus) -> None:
         """Take a newer status."""
@@ -137,9 +140,8 @@ class Window:
             past.popleft()
         if len(past) > _MOST_MOMENTS:  # steps that take very long
             self._past = deque([*list(past)[:-1:2], now])
-        self._trained_s = status.elapsed_s - status.startup_s
-        self._resumed = status.samples_before
-        self._resumed_steps = status.steps_before
+        self._pace, self._startup_s = status.pace, status.startup_s
+        self._earlier = {rank: _earlier_counts(worker) for rank, worker in status.workers.items()}
 
     @property
     def whole(self) -> bool:
@@ -150,18 +152,22 @@ class Window:
     def seconds(self) -> float:
         """How long it is now."""
         if self.whole:
-            return max(0.0, self._trained_s) if self._past else 0.0
-        return self._past[-1].at - self._past[0].at
+            return self._pace.seconds if self._past else 0.0
+        # Start-up is no part of it: nothing could happen then.
+        return max(0.0, self._past[-1].at - max(self._past[0].at, self._startup_s))
 
     @property
     def samples_per_s(self) -> float:
+        if self.whole:
+            return self._pace.samples_per_s
         first, last = self._ends()
-        before = self._resumed if self.whole else first.samples
-        return max(0, last.samples - before) / self.seconds if self.seconds > 0 else 0.0
+        return max(0, last.samples - first.samples) / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def steps_per_s(self) -> float:
         """Of all workers together."""
+        if self.whole:
+            return self._pace.steps_per_s
         return sum(self.worker(rank).steps_per_s for rank in self._ends()[1].workers)
 
     @property
@@ -185,15 +191,14 @@ class Window:
         first, last = self._ends()
         if rank not in last.workers:
             return WorkerRates()
-        zeros = (0, 0.0, 0.0, 0, 0)
-        clock, step_s, wait_s, out, back = _grown(last.workers[rank], first.workers.get(rank, zeros))
-        if self.whole and (self._resumed or self._resumed_steps):
-            clock = 0  # it goes on from where the run was stopped, and who knows when that was
+        zeros = (0, 0.0, 0.0, 0, 0, 0)
+        before = first.workers.get(rank, self._earlier.get(rank, zeros) if self.whole else zeros)
+        clock, step_s, wait_s, out, back, wire = _grown(last.workers[rank], before)
         phases = _all_grown(last.phases[rank], first.phases.get(rank, {}))
         if not last.phases[rank]:
             phases = {"other": step_s, "wait": wait_s} if step_s or wait_s else {}
         per_s = 1 / self.seconds if self.seconds > 0 else 0.0
-        return WorkerRates(int(clock), self.seconds, phases, out * per_s, back * per_s)
+        return WorkerRates(int(clock), self.seconds, phases, out * per_s, back * per_s, wire * per_s)
 
     def server(self, rank: int) -> ServerRates:
         """One server's rates; zeros if it is not known."""
@@ -222,8 +227,16 @@ def shares_of(phases: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def _counts(worker: WorkerStatus) -> tuple[int, float, float, int, int]:
-    return worker.clock, worker.step_s, worker.wait_s, worker.bytes_out, worker.bytes_in
+def _counts(worker: WorkerStatus) -> tuple[int, float, float, int, int, int]:
+    wire = worker.bytes_out + worker.bytes_in
+    return worker.clock, worker.step_s, worker.wait_s, worker.moved_out, worker.moved_in, wire
+
+
+def _earlier_counts(worker: WorkerStatus) -> tuple[int, float, float, int, int, int]:
+    """Of earlier starts of the run: its processes of this start have not spent that time."""
+    counts = worker.earlier
+    wire = counts.get("wire_out", 0) + counts.get("wire_in", 0)
+    return counts.get("steps", 0), 0.0, 0.0, counts.get("moved_out", 0), counts.get("moved_in", 0), wire
 
 
 def _updates(server: ServerStatus) -> tuple[int, float]:

@@ -1,6 +1,8 @@
 """Numbers, modes and statuses as people read them: one form each, everywhere."""
 
+from paceline.observe.pace import pace_of
 from paceline.observe.status import RunStatus
+from paceline.observe.window import Window
 
 __all__ = [
     "ago",
@@ -13,8 +15,13 @@ __all__ = [
     "progress",
     "size",
     "staleness",
+    "state",
     "trouble",
 ]
+
+WORTH_SAYING_S = 0.1
+"""A first step that took less than this longer than the others is like them."""
+_LEAST_WINDOW_S = 1.0
 
 
 def count(number: float) -> str:
@@ -83,6 +90,18 @@ def progress(status: RunStatus) -> str:
     return f"epoch {status.epoch + 1}, {percent(share)}"
 
 
+def state(status: RunStatus, known: str | None = None) -> str:
+    """`running`, `succeeded`; of a run that ended well and learned nothing `succeeded, but diverged`.
+
+    Args:
+        known: the state, from somebody who knows whether the run's process lives.
+    """
+    known = known or status.state
+    if not status.diverged or known not in ("succeeded", "stopped"):
+        return known
+    return "succeeded, but diverged" if known == "succeeded" else f"{known}, diverged"
+
+
 def saving(status: RunStatus) -> list[str]:
     """`checkpoint 1.2 of 4.8 GB`, while the run waits for its last one."""
     if status.saving is None or status.ended:
@@ -91,12 +110,37 @@ def saving(status: RunStatus) -> list[str]:
     return [f"checkpoint {percent(done / max(1, total))} of {size(total)}"]
 
 
-def rates(status: RunStatus, samples_per_s: float, steps_per_s: float) -> list[str]:
-    """`3,104 samples/s`. Without a prepared loader `12 steps/s`, and samples if the script logs them."""
-    samples = f"{count(samples_per_s)} samples/s"
+def rates(status: RunStatus, window: Window | None = None) -> list[str]:
+    """`3,104 samples/s`: the mean of this start of the run. While it goes on `(last 5 s: 3,290)` comes
+    behind it. Without a prepared loader `12 steps/s`, and samples if the script logs them."""
+
+    def rate(noun: str, mean: float, lately: float) -> str:
+        text = f"{count(mean)} {noun}/s"
+        if window is None or window.whole or status.ended or window.seconds < _LEAST_WINDOW_S:
+            return text
+        return f"{text} (last {window.seconds:.0f} s: {count(lately)})"
+
+    pace = status.pace
+    samples = rate("samples", pace.samples_per_s, window.samples_per_s if window is not None else 0.0)
     if status.loader:
         return [samples]
-    return [f"{count(steps_per_s)} steps/s", *([samples] if status.samples else [])]
+    steps = rate("steps", pace.steps_per_s, window.steps_per_s if window is not None else 0.0)
+    return [steps, *([samples] if status.samples else [])]
+
+
+def times(status: RunStatus) -> str:
+    """`start-up 4.1 s, training 62.0 s (the first step took 6.2 s longer than the others)`."""
+    text = f"start-up {duration(status.startup_s)}, training {duration(status.pace.seconds)}"
+    if status.first_step_s >= WORTH_SAYING_S:
+        text += f" (the first step took {duration(status.first_step_s)} longer than the others)"
+    return text
+
+
+def all_starts(status: RunStatus) -> str:
+    """Of a resumed run: `305 samples/s in 2 min 10 s of training`, with the time of its earlier starts."""
+    pace = pace_of(status, total=True)
+    rate = f"{count(pace.samples_per_s)} samples/s" if status.loader else f"{count(pace.steps_per_s)} steps/s"
+    return f"{rate} in {duration(pace.seconds)} of training"
 
 
 def staleness(status: RunStatus) -> str:
@@ -107,6 +151,7 @@ def staleness(status: RunStatus) -> str:
 def trouble(status: RunStatus) -> list[str]:
     """What went wrong and was dealt with; empty for most runs."""
     found = {
+        "diverges": bool(status.diverged) and not status.ended,
         plural(status.restarts, "restart"): status.restarts,
         f"{plural(status.takeovers, 'controller')} replaced": status.takeovers,
         f"{count(status.refused)} refused": status.refused,

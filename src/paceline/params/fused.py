@@ -9,10 +9,16 @@ so it must not notice them. Three things do not work with fused kernels and work
 * sparse gradients (SGD, Adagrad). The group goes back to the kernels that the script had.
 * parameters that are not real floating-point numbers, or on a device without fused kernels. The group keeps
   its kernels.
+
+A kernel can be broken in one release of torch (that of SGD for bfloat16 on CPUs once changed nothing). So
+each is tried, once for a dtype and a device, on a few numbers; if it does not do what the plain one does,
+groups keep their kernels, and a warning says so.
 """
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,13 +27,64 @@ from torch.optim.sgd import sgd
 
 __all__ = ["allow_late_gradients", "takes_fused", "use_fused"]
 
+log = logging.getLogger("paceline")
+
 _DEVICES = frozenset(["cpu", "cuda"])
+_CLOSE = 0.02
+"""Two steps of two kernels may differ by this share: two-byte floats have two or three digits."""
 
 
-def takes_fused(kind: type, group: dict[str, Any]) -> bool:
-    """Whether optimizer class `kind` has a fused kernel, and the script chose none for this group."""
+def takes_fused(
+    kind: type, group: dict[str, Any], parameters: Iterable[Tensor], device: str | None = None
+) -> bool:
+    """Whether optimizer class `kind` has a fused kernel that works for these parameters, and the script chose
+    none for this group.
+
+    Args:
+        device: where it is to run; None: where the parameters are.
+    """
     unset = group.get("fused") is None and not group.get("foreach") and not group.get("differentiable")
-    return unset and "fused" in inspect.signature(kind).parameters
+    if not unset or "fused" not in inspect.signature(kind).parameters:
+        return False
+    kind = _of_torch(kind)
+    return all(
+        _works(kind, dtype, on) for dtype, on in {(p.dtype, device or p.device.type) for p in parameters}
+    )
+
+
+def _of_torch(kind: type) -> type:
+    """torch's class of this name, if it is one of ours that stands in front of it (worker/optimizer.py)."""
+    own = getattr(torch.optim, kind.__name__, kind)
+    return own if isinstance(own, type) and issubclass(kind, own) else kind
+
+
+@cache
+def _works(kind: type, dtype: torch.dtype, device: str) -> bool:
+    """Whether a fused kernel does what the plain one does. Of classes that are not torch's nobody knows."""
+    if not kind.__module__.startswith("torch.optim.") or not dtype.is_floating_point:
+        return True
+    results = []
+    try:
+        for chosen in ({"fused": True}, {"foreach": False}):
+            p = torch.tensor([1.0, -2.0, 4.0] * 11, dtype=dtype, device=device)
+            p.grad = torch.tensor([0.5, -0.25, 1.0] * 11, dtype=dtype, device=device)
+            settings = {"momentum": 0.5, **chosen} if kind is torch.optim.SGD else chosen
+            # Not `step` itself: what stands around it is of no use here, and takes long the first time.
+            step = inspect.unwrap(kind.step).__get__(kind([p], lr=0.25, **settings))  # type: ignore[attr-defined]
+            with torch.no_grad():
+                step()
+                step()
+            results.append(p.double())
+        works = torch.allclose(results[0], results[1], rtol=_CLOSE, atol=0.0)
+        why = "does not do what the plain one does"
+    except RuntimeError as error:
+        works, why = False, f"fails ({error})"
+    if not works:
+        log.warning(
+            "torch %s: the fused kernel of %s for %s on %s %s. Plain kernels are used, which are slower.",
+            *(torch.__version__, kind.__name__, dtype, device, why),
+        )
+    return works
 
 
 def use_fused(optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +102,7 @@ def use_fused(optimizer: torch.optim.Optimizer) -> None:
 def _choose_kernels(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         suits = all(p.device.type in _DEVICES and p.is_floating_point() for p in group["params"])
-        if suits and takes_fused(type(optimizer), group):
+        if suits and takes_fused(type(optimizer), group, group["params"]):
             group.update(fused=True, foreach=False)
             for p in group["params"]:
                 _narrow_step(optimizer.state.get(p, {}))

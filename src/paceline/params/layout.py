@@ -102,6 +102,11 @@ class Layout:
     aliases: tuple[tuple[str, str], ...] = field(default=())
     """state_dict keys that name a tensor of the space under another name (tied weights)."""
 
+    @cached_property
+    def tensor_bytes(self) -> int:
+        """Of all tensors, without what lies between them in the space."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
     @classmethod
     def build(
         cls,

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -132,7 +132,8 @@ class OptimizerSpec:
         return cls(
             target=target,
             groups=tuple(
-                _with_fused(kind, {**g, **_set_when_made(optimizer)}) for g in settings_of(optimizer)
+                _with_fused(kind, {**g, **_set_when_made(optimizer)}, group["params"])
+                for g, group in zip(settings_of(optimizer), optimizer.param_groups, strict=True)
             ),
             whole_tensors=whole,
         )
@@ -232,9 +233,10 @@ def _set_when_made(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {}
 
 
-def _with_fused(kind: type, group: dict[str, Any]) -> dict[str, Any]:
-    """Servers use the fused kernel where torch has one, unless the user chose another."""
-    return {**group, "fused": True, "foreach": False} if takes_fused(kind, group) else group
+def _with_fused(kind: type, group: dict[str, Any], parameters: Iterable[Tensor]) -> dict[str, Any]:
+    """Servers use the fused kernel where torch has one that works, unless the user chose another."""
+    fused = takes_fused(kind, group, parameters, "cpu")
+    return {**group, "fused": True, "foreach": False} if fused else group
 
 
 def _tupled(value: Any) -> Any:

@@ -16,6 +16,7 @@ from paceline.comm.compression import parse_compression
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import UsageError
 from paceline.modes import parse_mode, parse_schedule
+from paceline.storage.names import check_name
 
 __all__ = ["LINKS", "Job"]
 
@@ -33,6 +34,9 @@ class Job:
 
     script: str | None = None
     """Path of the script to train with; None when `paceline.fit` started the run."""
+
+    module: bool = False
+    """`script` is the name of a module, to be run as `python -m` does."""
 
     args: tuple[str, ...] = ()
     """The script's own arguments, as in `sys.argv[1:]`."""
@@ -59,7 +63,8 @@ class Job:
     """Modes that the run goes through by itself: `500=ssp:4` goes on in ssp:4 from the 500th update."""
 
     guard: bool = False
-    """Fall back to a tighter mode when the loss that the script logs diverges and staleness explains it."""
+    """When the loss that the script logs diverges and staleness explains it, go back to a good checkpoint,
+    and on in a tighter mode."""
 
     link: str = "auto"
     """How gradients and parameters travel: `shm` (shared memory), `tcp`, or `auto`, which is shared
@@ -107,6 +112,10 @@ class Job:
     max_updates: int | None = None
     """End the run early, in order, after this many updates of the model, those before a resume included."""
 
+    max_samples: int | None = None
+    """End the run early, in order, with the update that makes it this many samples, those before a resume
+    included."""
+
     records_mb: int = 500
     """Megabytes that the records of pushes and metrics may take in the run directory. What is over that is
     thinned: of later pushes only every 8th is recorded, then every 64th, and so on. Checkpoints and logs are
@@ -134,8 +143,13 @@ class Job:
     spans: bool = True
     """Record what every role does, from when to when (`paceline report`, `paceline trace`)."""
 
+    torchrun_env: bool = True
+    """Set the variables that torchrun sets for every worker (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+    MASTER_PORT, …). Turn it off for a script that goes into a branch for DDP where it sees them."""
+
     threads: int | None = None
-    """CPU threads of each worker; None shares the cores out evenly."""
+    """CPU threads of each worker; None takes OMP_NUM_THREADS if it is set, and shares the cores out evenly
+    otherwise."""
 
     def __post_init__(self) -> None:
         # Lists come from JSON, YAML and typer.
@@ -165,6 +179,8 @@ class Job:
             _check_positive("max_time_s", self.max_time_s, "seconds until the run ends early")
         if self.max_updates is not None:
             _check_count("max_updates", self.max_updates, 1, "leave it out for no limit")
+        if self.max_samples is not None:
+            _check_count("max_samples", self.max_samples, 1, "leave it out for no limit")
         _check_count("max_restarts", self.max_restarts, 0, "0 fails at the first dead worker")
         if self.threads is not None:
             _check_count("threads", self.threads, 1, "leave it out to share the cores out evenly")
@@ -185,7 +201,7 @@ class Job:
         if not isinstance(self.guard, bool):
             raise UsageError(f"guard={self.guard!r} is neither True nor False")
         object.__setattr__(self, "compress", str(parse_compression(self.compress)))
-        for name in ("tls", "compress_replies", "overlap", "spans"):
+        for name in ("module", "tls", "compress_replies", "overlap", "spans", "torchrun_env"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}={getattr(self, name)!r} is neither True nor False")
         object.__setattr__(self, "tls", self.tls or self.certs is not None)
@@ -205,6 +221,8 @@ class Job:
         """A short name for people: the script without its directory and ending, or `fit`."""
         if self.script is None:
             return "fit"
+        if self.module:
+            return self.script.removesuffix(".__main__").rpartition(".")[2]
         return re.split(r"[/\\]", self.script)[-1].removesuffix(".py") or "script"
 
     @property
@@ -252,9 +270,13 @@ def _check_positive(name: str, value: object, meaning: str) -> None:
 def _check_text(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, str) or not value or "\0" in value):
         raise UsageError(f"{name}={value!r} is not a path")
+    if isinstance(value, str):
+        check_name(name, value)
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise UsageError(f"{name}={value!r} is not a list of strings")
+    for each in value:
+        check_name(name, each)
     return tuple(value)

@@ -4,15 +4,17 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 
+from paceline.comm.faults import Faults
+from paceline.comm.impairment import LINK_CONDITIONS, LinkConditions
 from paceline.comm.protection import BLOCKS, protection
-from paceline.exceptions import PlanError, UsageError
+from paceline.exceptions import UsageError
 from paceline.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
 from paceline.plan.host import read_limits
 from paceline.plan.job import Job
+from paceline.plan.program import check_program
 from paceline.plan.security import check_tls
 
 __all__ = ["ModelFacts", "Plan", "RolePlan", "make_plan"]
@@ -169,14 +171,14 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
         )
     if job.replicas:
         _check_replicas(job, schedule.modes)
-    if job.script is not None:
-        _check_script(job.script)
+    check_program(job)
+    _check_environment(job, mode)
     tls_warnings = check_tls(job, mode, run_id)
     groups = _groups(job, mode)
     cores = _cores()
     # The workers wait while the servers update, and the other way round: both may have every core.
     count = 1 if mode.serverless else job.servers
-    threads = job.threads or max(1, cores // job.workers)
+    threads = job.threads or _threads_wished() or max(1, cores // job.workers)
     shares_memory = job.link != "tcp" and not job.transfer.inline
     demand = Demand(
         workers=job.workers,
@@ -195,6 +197,17 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
         groups=groups,
         warnings=(*_warnings(job, mode, cores), *tls_warnings),
     )
+
+
+def _check_environment(job: Job, mode: ModeSpec) -> None:
+    """Read what the roles will read from the environment: what is wrong there is said at once."""
+    Faults.from_environment()
+    conditions = LinkConditions.from_environment()
+    if conditions is not None and (job.link == "shm" or mode.needs_memory):
+        raise UsageError(
+            f"{LINK_CONDITIONS}={conditions} emulates a network, and link=shm and mode hogwild share memory: "
+            "unset it, or use link auto or tcp and another mode"
+        )
 
 
 def _check_replicas(job: Job, modes: Sequence[ModeSpec]) -> None:
@@ -243,38 +256,6 @@ def _groups(job: Job, mode: ModeSpec) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(a, b)) for a, b in itertools.pairwise(ends))
 
 
-def _check_script(script: str) -> None:
-    path = Path(script)
-    where = f" (looked in {Path.cwd()})" if not path.is_absolute() else ""
-    try:
-        if path.is_dir():
-            raise PlanError(
-                f"script {script!r} is a directory; name the Python file in it to run"
-                + _suggestion(sorted(path.glob("*.py")))
-            )
-        with path.open("rb"):
-            pass
-    except FileNotFoundError:
-        near = sorted(path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise PlanError(f"script {script!r} does not exist{where}{_near(path, near)}") from None
-    except OSError as error:
-        raise PlanError(
-            f"script {script!r} cannot be read: {error.strerror or error}. "
-            "Check its permissions and those of its directories"
-        ) from error
-
-
-def _near(path: Path, there: list[Path]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(path.stem, [each.stem for each in there], n=3)
-    return _suggestion([path.parent / f"{stem}.py" for stem in close])
-
-
-def _suggestion(paths: list[Path]) -> str:
-    return f". Did you mean {' or '.join(map(str, paths[:3]))}?" if paths else ""
-
-
 def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
     found = []
     if mode.serverless and job.servers > 1:
@@ -303,6 +284,12 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
             "Only the benchmark of what checks cost may do that: unset it"
         )
     return tuple(found)
+
+
+def _threads_wished() -> int | None:
+    """OMP_NUM_THREADS, if somebody set it: the first of several numbers, as OpenMP has it."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
 
 
 def _cores() -> int:

@@ -6,6 +6,7 @@ A server is made of layers, each a class of its own that builds on the one befor
 * `executing.py` Executing: the run's one order of instructions, executed on its shard.
 * `attending.py` Attending: workers that attach, push, and whose links break.
 * `server.py`    Server: the loop, the controller, and following a lead.
+* `collectives.py` Collectives: small values that workers give each other. Pure.
 * `ballot.py`    Ballot: whether the run ends early, by the workers' votes. Pure.
 * `ordering.py`  Ordering: making that order, by what the Lead decides.
 * `gathering.py` Gathering: checkpoints.
@@ -24,6 +25,7 @@ What they use:
 * `shard.py`    Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
 * `lanes.py`    Lanes: the threads that share a shard's slices, on cores apart.
 * `bare_step.py` a step of torch's optimizers without what stands around it.
+* `float_flags.py` the processor's own record of overflows.
 * `vectors.py`  what L-BFGS's coordinator has a shard do with named vectors.
 * `peers.py`    WorkerPeer: a worker as a server sees it, over shared memory or inline on a socket.
 * `replies.py`  Differences: replies that say how the parameters have changed.

@@ -236,7 +236,7 @@ class Adoption:
             if self._mode.serverless or ran_on_workers(self.checkpoint):
                 state = optimizer_state(self.checkpoint)  # one for all, wherever it was
                 start.update({f"inner:{k}": v for k, v in state.items()})
-            start.update({k: v for k, v in shared.items() if k.startswith("user:")})
+            start.update({k: v for k, v in shared.items() if k.startswith(("user:", "script:"))})
         return _contiguous(start)
 
     def _saved(self, name: str) -> dict[str, Tensor]:

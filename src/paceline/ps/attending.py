@@ -25,7 +25,7 @@ from paceline.params import StateBook
 from paceline.ps.config import ServerConfig
 from paceline.ps.executing import Executing, Pushed
 from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
-from paceline.ps.saving import buffers_of, read_blob
+from paceline.ps.saving import for_others, read_blob
 from paceline.ps.standby import Standby
 
 __all__ = ["Attending", "rank_of", "saved_part"]
@@ -45,7 +45,8 @@ class Attending(Executing):
         self._answered_before: dict[int, int] = {}
         """Of each worker the last request that was answered before we were in the order."""
         self._buffers: dict[str, Tensor] = {}
-        """The newest buffers (BatchNorm statistics, …) that any worker sent; empty before the first."""
+        """For workers that join later: the newest buffers (BatchNorm statistics, …) that any worker sent, and
+        what worker 0's script keeps. Empty before the first."""
 
     def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
         """What workers send."""
@@ -58,6 +59,7 @@ class Attending(Executing):
             Kind.BYE: self._on_bye,
             Kind.TAKE: self._on_take,
             Kind.VOTE: self._on_vote,
+            Kind.CALL: self._on_call,
             Kind.SAVED: self._on_saved,
             Kind.SENDS: self._on_sends,
             Kind.PROBE: self._on_probe,
@@ -260,15 +262,19 @@ class Attending(Executing):
         """The lead answers votes: see `_on_take`."""
         self._on_take(connection, frame)
 
+    def _on_call(self, connection: Connection, frame: Frame) -> None:
+        """The lead answers calls: see `_on_take`."""
+        self._on_take(connection, frame)
+
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
         name, tensors = saved_part(connection, frame)
-        self._hear_buffers(tensors)
+        self._hear_buffers(tensors, rank_of(connection))
         if self._standby is not None and "buffers" not in frame.body:
             self._standby.states[name] = tensors
 
-    def _hear_buffers(self, part: Mapping[str, Tensor]) -> None:
-        """Keep the buffers of a worker's part of a checkpoint, which may be nothing else."""
-        self._buffers.update(buffers_of(part))
+    def _hear_buffers(self, part: Mapping[str, Tensor], worker: int) -> None:
+        """Keep what others start from of a worker's part of a checkpoint, which may be nothing else."""
+        self._buffers.update(for_others(part, worker))
 
     def _on_sends(self, connection: Connection, frame: Frame) -> None:
         """For those who read payloads; in shared memory we see all of it."""

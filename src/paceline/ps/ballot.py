@@ -39,6 +39,11 @@ class Ballot:
         """Whether a worker waits for an answer."""
         return bool(self._waiting)
 
+    @property
+    def voters(self) -> Set[int]:
+        """Workers that wait for an answer."""
+        return self._waiting
+
     def forget(self, worker: int) -> None:
         """The worker left, or another process joins in its place."""
         self._votes.pop(worker, None)

@@ -35,6 +35,8 @@ class ServerConfig:
     keep_checkpoints: int = 3
     max_updates: int | None = None
     """The run ends early after this many updates."""
+    max_samples: int | None = None
+    """The run ends early after this many samples."""
     records_mb: int = 500
     """Megabytes that a run's records may have; pushes.csv has half of them."""
     resume: str | None = None
@@ -76,6 +78,7 @@ def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Chec
         schedule=schedule,
         groups=config.groups,
         max_updates=config.max_updates,
+        max_samples=config.max_samples,
     )
     lead.book = book_of(config, data)
     if checkpoint is not None:

@@ -53,7 +53,7 @@ class Gathering(Ordering):
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
         rank = rank_of(connection)
         name, tensors = saved_part(connection, frame)
-        self._hear_buffers(tensors)
+        self._hear_buffers(tensors, rank)
         if "buffers" in frame.body:
             return
         self._states[name] = tensors

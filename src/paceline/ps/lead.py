@@ -17,7 +17,7 @@ Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["redu
        sandblaster: ["add", […as in apply]]   ["ask", operations]   ["vectors", operations, those to keep]
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from paceline.modes import (
 )
 from paceline.modes.lbfgs import Answer, Lbfgs
 from paceline.ps.ballot import Ballot
+from paceline.ps.collectives import Collectives
 from paceline.ps.descent import Descent
 from paceline.ps.fates import Fates
 from paceline.ps.norms import NormBound
@@ -60,6 +61,8 @@ OUT_OF_STEP = 256
 
 QUARANTINE = 5
 """So many pushes in a row that are not finite, while others' are: the worker is replaced."""
+_WITH_OTHERS, _OF_LAST = 2, 10
+"""Another worker of whose last pushes so many were not finite either: it is the model's fault, not theirs."""
 
 
 class OutOfStep(PacelineError):
@@ -109,10 +112,17 @@ class Totals:
     samples: int = 0
     pushes: int = 0
     dropped: int = 0
+    dropped_of: Counter[int] = field(default_factory=Counter)
+    """The same by worker."""
     refused: int = 0
     skipped: int = 0
     """Samples that scripts read and made no step with."""
     staleness: Counter[int] = field(default_factory=Counter)
+
+    def drop(self, worker: int) -> None:
+        """A push of this worker is not applied."""
+        self.dropped += 1
+        self.dropped_of[worker] += 1
 
 
 class Lead:
@@ -123,7 +133,7 @@ class Lead:
         norm_bound: how many times the usual norm of a push is absurd.
         schedule: modes that the run goes through by itself.
         groups: workers that all-reduce among themselves, in the modes that have groups.
-        max_updates: the run ends early after this many updates.
+        max_updates, max_samples: the run ends early after so many.
     """
 
     def __init__(
@@ -135,6 +145,7 @@ class Lead:
         schedule: Schedule | None = None,
         groups: Sequence[Sequence[int]] = (),
         max_updates: int | None = None,
+        max_samples: int | None = None,
     ) -> None:
         self.mode = mode
         self._schedule = schedule or Schedule(mode)
@@ -146,7 +157,12 @@ class Lead:
         """Sandblaster's minimisation: whoever knows the script's settings puts another one here."""
         self.ballot = Ballot()
         """Whether the run ends early."""
+        self.collectives = Collectives()
+        """What workers give each other."""
+        self.several_optimizers = False
+        """Whether a batch may have several steps, of which the first accounts for its samples."""
         self._max_updates = max_updates
+        self._max_samples = max_samples
         self.news: list[str] = []
         """What the user should read; to be cleared."""
         self.totals = Totals()
@@ -156,6 +172,8 @@ class Lead:
         """Workers whose gradients, and only theirs, are not finite again and again; to be cleared."""
         self._refusals: Counter[int] = Counter()
         """Pushes in a row that were not finite, by worker."""
+        self._finite_lately: dict[int, deque[bool]] = {}
+        """Of workers with pushes that were not finite: whether their last ones were."""
         self._applied_of: Counter[int] = Counter()
         self._spoiled: dict[int, tuple[int, int]] = {}
         """Pushes in a row in which servers found what their worker did not: how many, up to which push."""
@@ -231,7 +249,9 @@ class Lead:
                 return self.ballot.vote(worker, number, who, wants)
             case "stop":
                 return self.ballot.stop(arguments[0])
-            case "verdicts" | "order" | "count":
+            case "call":
+                return self.collectives.call(*arguments)
+            case "verdicts" | "order" | "count" | "answers":
                 return getattr(self, name)(*arguments)
             case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled":
                 return getattr(self, name)(*arguments)
@@ -288,6 +308,7 @@ class Lead:
 
     def join(self, worker: int, incarnation: int) -> Steps:
         """A worker attached."""
+        self.collectives.joined(worker, late=self.begun)
         self._incarnations[worker] = incarnation
         self._parked.pop(worker, None)
         self._finished.pop(worker, None)
@@ -336,6 +357,7 @@ class Lead:
             return []  # a late notice of a worker that was replaced already
         del self._incarnations[worker]
         self.ballot.forget(worker)
+        self.collectives.forget(worker)
         if not self.speaks(worker):
             self._parked.pop(worker, None)
             return [["left", worker, incarnation]]
@@ -382,6 +404,7 @@ class Lead:
         if (epoch := self._looking.pop(push.id.worker, None)) is not None:
             self._note_early_end(push.id.worker, epoch)
         push = self._judged(push)
+        self.collectives.stepped(push.id.worker)
         self.fates.arrived(push.id.worker, push.id.sequence)
         self._parked.pop(push.id.worker, None)
         self._pushes[push.id] = push
@@ -511,12 +534,30 @@ class Lead:
     def verdicts(self) -> list[tuple[int, bool]]:
         """Answers to workers that asked whether the run ends early: (worker, whether it does)."""
         together = not isinstance(self.machine, Clocks)
-        return self.ballot.settle(self.machine.members, self._busy, together=together)
+        busy = self._busy | self.collectives.callers
+        return self.ballot.settle(self.machine.members, busy, together=together)
 
     @property
     def awaited_votes(self) -> set[int]:
         """Workers that those who asked whether the run ends early wait for."""
-        return self.ballot.awaited(self.machine.members, self._busy)
+        return self.ballot.awaited(self.machine.members, self._busy | self.collectives.callers)
+
+    def answers(self) -> list[int]:
+        """Workers that are answered what the others brought that call at the same place."""
+        answered = self.collectives.settle(self.machine.members, self._busy | self.ballot.voters)
+        left_out, self.collectives.left_out = self.collectives.left_out, []
+        self.news += [
+            f"paceline.{place} was answered without worker:{worker}, which waits for something else (a step "
+            "of the others, an epoch's end, another call). Call it on every worker at the same place, best "
+            "between two epochs."
+            for place, worker in left_out
+        ]
+        return answered
+
+    @property
+    def awaited_callers(self) -> set[int]:
+        """Workers that those who wait in a collective wait for."""
+        return self.collectives.awaited(self.machine.members, self._busy | self.ballot.voters)
 
     @property
     def _busy(self) -> set[int]:
@@ -529,7 +570,7 @@ class Lead:
             return [], []
         # Where others may do a slow worker's last leases, it would fall behind further and further.
         waited_for = self._behind if self.mode.copies == "slow" else self._behind & self._late
-        if self._loops_end:
+        if self._loops_end or self._steps_may_follow:
             pass
         elif self.book and not waited_for:
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
@@ -553,6 +594,12 @@ class Lead:
                 instructions += self.machine.woke(worker)
         return answers, self._steps(instructions)
 
+    @property
+    def _steps_may_follow(self) -> bool:
+        """Whether a worker may yet step another optimizer with samples that are accounted for: the epoch's
+        last parameters are known when no worker computes any more."""
+        return self.several_optimizers and isinstance(self.machine, Rounds) and bool(self.machine.active)
+
     def answered(self, parts: Sequence[Sequence[Answer]]) -> Steps:
         """All servers have answered an `ask`."""
         assert self.descent is not None
@@ -568,6 +615,8 @@ class Lead:
     def _check_limit(self) -> None:
         if self._max_updates is not None and self.version >= self._max_updates:
             self.ballot.stop(f"it made {self._max_updates:,} updates (--max-updates)")
+        elif self._max_samples is not None and self.totals.samples >= self._max_samples:
+            self.ballot.stop(f"it trained on {self._max_samples:,} samples (--max-samples)")
 
     def carry(self, worker: int, leases: Sequence[int]) -> None:
         """A worker has read these, and the step that covers them comes after the epoch's end."""
@@ -720,7 +769,7 @@ class Lead:
                     dropped = self._pushes.pop(push, None)
                     self._held.discard(push)
                     self._left_out.discard(push)
-                    self.totals.dropped += 1
+                    self.totals.drop(push.worker)
                     self.fates.decided(push.worker, push.sequence, applied=False)
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
@@ -756,7 +805,7 @@ class Lead:
         """Whether somebody else was first with these samples: a slow worker's last leases are out twice."""
         if self.book is None or not self.book.superseded(push.leases):
             return False
-        self.totals.dropped += 1
+        self.totals.drop(push.id.worker)
         self._left_out.add(push.id)
         self.book.give_back(push.id.worker, push.leases)
         return True
@@ -768,7 +817,7 @@ class Lead:
         fresh = bool(p.leases) and self.book is not None and self.book.fresh(push.worker, p.leases)
         self.fates.decided(push.worker, push.sequence, applied=fresh and not p.void)
         if self.book is None or not fresh:
-            self.totals.dropped += 1
+            self.totals.drop(push.worker)
             self.give_back(push.worker, p.leases)
             return ["drop", *push]
         self.book.finish(push.worker, p.leases, refused=p.void)
@@ -785,9 +834,17 @@ class Lead:
         """A push was not finite or absurd. One worker's alone are its own fault, all workers' the model's."""
         self.totals.refused += 1
         self._refusals[worker] += 1
-        if self._refusals[worker] >= QUARANTINE and worker in self._others_well:
+        self._finite_lately.setdefault(worker, deque(maxlen=_OF_LAST)).append(False)
+        if self._refusals[worker] < QUARANTINE or worker not in self._others_well:
+            return
+        if not any(self._is_ill(other) for other in self._finite_lately if other != worker):
             self.sick.append(worker)
             self._recovered(worker)
+            del self._finite_lately[worker]
+
+    def _is_ill(self, worker: int) -> bool:
+        """Whether several of a worker's last pushes were not finite."""
+        return self._finite_lately[worker].count(False) >= _WITH_OTHERS
 
     def spoiled(self, worker: int) -> None:
         """The servers found NaN or Inf in a push that its worker thought finite, and left that part out."""
@@ -796,9 +853,17 @@ class Lead:
         at = self._applied_of[worker]
         count = count + 1 if at <= last + 1 else 1
         self._spoiled[worker] = (count, at)
-        if count >= QUARANTINE and self.machine.members - self._spoiled.keys():
+        others = [n for other, (n, _) in self._spoiled.items() if other != worker]
+        alone = max(others, default=0) < _WITH_OTHERS and self.machine.members - self._spoiled.keys()
+        if count >= QUARANTINE and alone:
             self.sick.append(worker)
             del self._spoiled[worker]
+
+    def _note_finite(self, worker: int) -> None:
+        if (lately := self._finite_lately.get(worker)) is not None:
+            lately.append(True)
+            if all(lately):
+                del self._finite_lately[worker]
 
     def _recovered(self, worker: int) -> None:
         del self._refusals[worker]
@@ -811,6 +876,8 @@ class Lead:
         self.totals.pushes += 1
         self.totals.samples += push.samples
         self._applied_of[push.id.worker] += 1
+        if self._finite_lately:
+            self._note_finite(push.id.worker)
         if self._refusals:
             self._recovered(push.id.worker)
             self._others_well.update(self._refusals)

@@ -28,6 +28,7 @@ from paceline.exceptions import (
     LinkError,
     PacelineError,
     PlanError,
+    UsageError,
 )
 from paceline.modes import Rounds, parse_schedule
 from paceline.params import Placement
@@ -48,6 +49,8 @@ __all__ = ["LeadServer", "serve"]
 
 log = logging.getLogger("paceline.server")
 
+_MOST_NORMS = 64
+"""That the controller is told of at a time."""
 _PROMISED = 1000
 """More placements than a lead announces without making them."""
 
@@ -165,7 +168,9 @@ class LeadServer(Placing):
         super().on_end(connection, reason)
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.CHECKPOINT:
+        if frame.kind is Kind.CHECKPOINT and field(frame.body, "soon", bool, False):
+            self._save_at_next = self._save_at_next or (self.shard is not None and self._saver is None)
+        elif frame.kind is Kind.CHECKPOINT:
             self._asked, self._told_cut = True, False
             with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
                 self._controller.send(Kind.STATS, {"begun": True})
@@ -184,6 +189,9 @@ class LeadServer(Placing):
             self._leaving.add(leaving)
             self._do("retire", leaving)
         elif frame.kind is Kind.STOP:
+            self._tell()
+            with contextlib.suppress(LinkError):
+                self._controller.send(Kind.STATS, {**self._stats(), "last": True})
             self._running = False
 
     def _stop_if_asked(self) -> None:
@@ -218,7 +226,7 @@ class LeadServer(Placing):
         self._states = standby.states
         self._untold = set(self._peers)
         asked = {worker: peer.asked[0] for worker, peer in self._peers.items() if peer.asked is not None}
-        self._owed = {worker for worker, kind in asked.items() if kind not in (Kind.TAKE, Kind.VOTE)}
+        self._owed = {worker for worker, kind in asked.items() if kind not in _OF_THE_LEAD}
         self._current = self._lead.version
         self._unsaved = True
         self._after_norms = standby.held
@@ -252,7 +260,7 @@ class LeadServer(Placing):
         if peer.asked is None:
             return
         kind, body = peer.asked
-        if kind in (Kind.TAKE, Kind.VOTE) or field(body, "n", int) > self._lead.requests.get(worker, 0):
+        if kind in _OF_THE_LEAD or field(body, "n", int) > self._lead.requests.get(worker, 0):
             self._hub.handle(peer.connection, Frame(kind, body, 0, []))
 
     # --- followers --------------------------------------------------------------------------------
@@ -310,6 +318,7 @@ class LeadServer(Placing):
         model, saved = self._adoption.model, self._adoption.checkpoint
         assert model is not None
         self._lead.book = book_of(self.config, model.data)
+        self._lead.several_optimizers = len(model.spec.groups_of) > 1
         for mode in parse_schedule(self.mode, self.config.schedule).modes:
             if reason := undealt(mode, self._lead.book):
                 raise PlanError(reason)
@@ -329,7 +338,7 @@ class LeadServer(Placing):
             for rank in range(self.config.workers):
                 if kept := worker_state(saved, rank):
                     self._states[f"worker-{rank}.safetensors"] = kept
-                    self._hear_buffers(kept)
+                    self._hear_buffers(kept, rank)
         self._adopting = set(self._followers)
         for rank, link in self._followers.items():
             self._hand_over(rank, link, None if saved is None else str(saved.path))
@@ -385,6 +394,7 @@ class LeadServer(Placing):
         self._current = self._lead.version
         for peer in peers:
             facts: dict[str, Any] = {"version": self._lead.version, "mode": str(self.mode)}
+            facts |= self._progress()
             if self.config.groups:
                 facts["group"] = self._listens.get(self._lead.root_of(peer.worker))
             self._announce_cut(peer.worker, facts)
@@ -402,12 +412,13 @@ class LeadServer(Placing):
         peer, body = self._peer(connection), frame.body
         push = self._receive_push(peer, body)
         void = field(body, "void", bool, False)
+        norm = field(body, "norm", float) if "norm" in body else None
         facts = [
             field(body, "read_version", int),
             field(body, "samples", int, 0),
             field(body, "leases", list, []),
             void,
-            field(body, "norm", float) if "norm" in body else None,
+            norm,
             field(body, "fetch", bool, True),
         ]
         if self._optimizers > 1:
@@ -416,6 +427,8 @@ class LeadServer(Placing):
         peer.residual = field(body, "residual", float, peer.residual)
         if "refused" in body:
             self._do("refuse", peer.worker, field(body, "refused", list))
+        if norm is not None and len(self._norms_told) < _MOST_NORMS:
+            self._norms_told.append((peer.worker, norm))
         self._hear_account(peer, body)
         if field(body, "carries", str, "slot") == "parameters":
             self._take_parameters(peer)
@@ -578,6 +591,32 @@ class LeadServer(Placing):
         with contextlib.suppress(LinkError):
             peer.connection.send(Kind.VERDICT, body)
 
+    def _on_call(self, connection: Connection, frame: Frame) -> None:
+        """A worker calls a collective."""
+        peer, body = self._peer(connection), frame.body
+        number, place, value = field(body, "n", int), field(body, "place", str), field(body, "value", str)
+        self._acting = peer.worker
+        self._heard_at[peer.worker] = time.monotonic()
+        self._calling[peer.worker] = place
+        self._hear_ready(peer, body)
+        if (
+            self._lead.collectives.answer_to(peer.worker, number) is not None
+        ):  # the lead before had settled it
+            self._tell_answer(peer)
+            return
+        self._held_since[peer.worker] = time.monotonic()
+        self._do("call", peer.worker, number, place, value)
+        self._act([])
+
+    def _tell_answer(self, peer: WorkerPeer) -> None:
+        self._calling.pop(peer.worker, None)
+        body: dict[str, Any] = {"values": self._lead.collectives.last_answer(peer.worker)}
+        self._released(peer.worker, body)
+        self._flag(peer.worker, body)
+        self._forward([])  # before anybody acts on it
+        with contextlib.suppress(LinkError):
+            peer.connection.send(Kind.ANSWER, body)
+
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._held_since.pop(peer.worker, None)
         self._acting = -1
@@ -585,6 +624,7 @@ class LeadServer(Placing):
         self._leaving.discard(peer.worker)
         self._taking.discard(peer.worker)
         self._voting.discard(peer.worker)
+        self._calling.pop(peer.worker, None)
         self._lost.pop(peer.worker, None)
         self._owed.discard(peer.worker)
         if self._change is not None:
@@ -623,7 +663,7 @@ class LeadServer(Placing):
 
     def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
         body = super()._admit_body(worker, version)
-        body["samples"] = self._lead.totals.samples
+        body |= self._progress()
         self._owed.discard(worker)
         self._released(worker, body)
         self._flag(worker, body)
@@ -633,6 +673,15 @@ class LeadServer(Placing):
             if unapplied := self._lead.fates.take_unapplied(worker):
                 body["unapplied"] = unapplied
         return body
+
+    def _progress(self) -> dict[str, Any]:
+        """How far the run is, for the script and its schedulers."""
+        told: dict[str, Any] = {"samples": self._lead.totals.samples}
+        if self._lead.book is not None:
+            told["done"] = self._lead.book.settled
+        if self.config.workers == 1 and len(self._lead.machine.members) > 1:
+            told["others"] = True  # who began alone does not know of them
+        return told
 
     def _flag(self, worker: int, body: dict[str, Any]) -> None:
         """With a reply it gets anyway, ask a worker for its part of the checkpoint in the making, and tell
@@ -713,11 +762,28 @@ class LeadServer(Placing):
                 if not blockers:
                     self._fail(DeadlineError(text))
                     return
+                if worker in self._calling and self._skip_the_call(worker, blockers, since):
+                    return
                 for blocker in blockers:
                     self._replace(blocker, f"DeadlineError: {text}")
                 # Who waits, waits anew: for those that come instead.
                 self._held_since = dict.fromkeys(self._held_since, now)
                 return
+
+    def _skip_the_call(self, worker: int, blockers: set[int], since: float) -> bool:
+        """Whether workers that one waits for in a collective trained on meanwhile: that ends the run."""
+        elsewhere = [b for b in sorted(blockers) if self._heard_at.get(b, since) > since]
+        if elsewhere:
+            who = ", ".join(f"worker:{b}" for b in elsewhere)
+            self._fail(
+                UsageError(
+                    f"worker:{worker} has waited {time.monotonic() - since:.0f} s in paceline."
+                    f"{self._calling[worker]} for {who}, which went on training meanwhile; the deadline is "
+                    f"{self.config.deadline_s:g} s (--deadline). Call it on every worker: look for what in "
+                    "the script depends on the rank."
+                )
+            )
+        return bool(elsewhere)
 
     def _replace(self, worker: int, reason: str, incarnation: int | None = None) -> None:
         """Have the controller put another process in a worker's place. This one can write no more then."""
@@ -732,6 +798,8 @@ class LeadServer(Placing):
         """Workers that this one waits for; none if it waits for a server."""
         if worker in self._voting:
             return self._lead.awaited_votes - {worker}
+        if worker in self._calling:
+            return self._lead.awaited_callers - {worker}
         if self._norms_due:
             return set()
         waits_for = self._lead.machine.waiting.get(worker, set()) | self._lead.missing_assigns
@@ -740,6 +808,10 @@ class LeadServer(Placing):
         # What nobody holds, somebody has still to take or to read to its end.
         waits_for = waits_for - {worker} or self._lead.machine.members - self._held_since.keys()
         return waits_for - {worker}
+
+
+_OF_THE_LEAD = (Kind.TAKE, Kind.VOTE, Kind.CALL)
+"""What the lead alone answers."""
 
 
 def _rank(connection: Connection) -> int:

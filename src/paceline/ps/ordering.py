@@ -1,8 +1,10 @@
 """The order: what the Lead decides, forwarded to followers and executed here. A part of the lead server."""
 
 import contextlib
+import errno
 import logging
 import os
+import re
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -48,11 +50,15 @@ class Ordering(Server):
         """Workers that wait for leases from us: one that asked the lead before us will ask again."""
         self._voting: set[int] = set()
         """Workers that wait for our answer whether the run ends early."""
+        self._calling: dict[int, str] = {}
+        """Workers that wait for our answer to a collective: its place in the script."""
         self._told_ending = False
         """Whether the controller knows that the run ends early."""
         self._held_since: dict[int, float] = {}
         self._acting = -1
         """The worker whose message is being dealt with."""
+        self._norms_told: list[tuple[int, float]] = []
+        """Norms of gradients that workers told, and the controller has not heard of."""
         self._norms = SliceNorms()
         self._norms_due = 0
         self._after_norms: Steps = []
@@ -67,6 +73,10 @@ class Ordering(Server):
 
     def _tell_verdict(self, peer: WorkerPeer) -> None:
         """Answer a worker that asked whether the run ends early."""
+        raise NotImplementedError
+
+    def _tell_answer(self, peer: WorkerPeer) -> None:
+        """Answer a worker that waits in a collective."""
         raise NotImplementedError
 
     def _save_is_due(self) -> bool:
@@ -111,7 +121,7 @@ class Ordering(Server):
         return self._lead.replay([*event])
 
     def _act(self, steps: Steps) -> None:
-        """Make steps part of the order, then answer workers that wait for leases or for a verdict."""
+        """Make steps part of the order, then answer workers that wait for leases, a verdict or each other."""
         self._order(steps)
         if self._lead.ballot.waiting:
             for worker, _ in self._do("verdicts"):
@@ -119,6 +129,16 @@ class Ordering(Server):
                     self._tell_verdict(self._peers[worker])
         if self._lead.news or self._lead.ballot.reason is not None:
             self._tell_news()
+        self._grant_all()
+        if self._lead.collectives.callers:
+            for worker in self._do("answers"):
+                if worker in self._calling:
+                    self._tell_answer(self._peers[worker])
+            if self._lead.news:
+                self._tell_news()
+
+    def _grant_all(self) -> None:
+        """Answer workers that wait for leases."""
         while True:
             if not self._lead.parks:
                 return
@@ -223,18 +243,20 @@ class Ordering(Server):
 
     def _stats(self) -> dict[str, Any]:
         totals = self._lead.totals
+        norms, self._norms_told = self._norms_told, []
         return {
             "version": self._lead.version,
             "epoch": self._lead.epoch,
             "samples": totals.samples,
             "pushes": totals.pushes,
             "dropped": totals.dropped,
+            "dropped_of": {str(k): n for k, n in totals.dropped_of.items()},
             "refused": totals.refused,
+            "norms": norms,
             "skipped": totals.skipped,
             "lost": self.lost,
             "update_s": round(self.update_s, 6),
             "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
-            "clocks": {str(k): v for k, v in self._lead.machine.clocks.items()},
             "data": self._adoption.model.data if self._adoption.model else None,
             "leases": self._lead.book.accounts() if self._lead.book else [],
             "earlier_epochs": self._lead.book.earlier() if self._lead.book else {},
@@ -251,8 +273,13 @@ class Ordering(Server):
             if kept(number)
         ]
         self._lead.applied.clear()
+        data = "".join(lines).encode()
         try:
-            self._pushes.write("".join(lines).encode())
+            written = self._pushes.write(data)
+            if written != len(data):
+                torn = written - (data.rfind(b"\n", 0, written) + 1)  # half a line would spoil the next one
+                self._pushes.truncate(self._pushes.tell() - torn)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._say_once(
                 f"pushes.csv in {self.config.run_dir} cannot be written: {error.strerror or error}. Training "
@@ -269,6 +296,8 @@ class Ordering(Server):
 
 
 _PUSHES = "version,worker,incarnation,sequence,read_version,staleness,samples\n"
+_PUSH = re.compile(r"(-?\d+,){6}-?\d+\n")
+"""A whole line of it: a full disk may have torn one."""
 
 
 def open_pushes(path: Path, applied: int, thinning: Thinning) -> IO[bytes]:
@@ -280,7 +309,8 @@ def open_pushes(path: Path, applied: int, thinning: Thinning) -> IO[bytes]:
     """
     kept: list[str] = []
     with contextlib.suppress(OSError):
-        kept = path.read_text().splitlines(keepends=True)[1 : 1 + thinning.rows_of(applied)]
+        lines = path.read_text().splitlines(keepends=True)[1:]
+        kept = [line for line in lines if _PUSH.fullmatch(line)][: thinning.rows_of(applied)]
     write_text_atomically(path, "".join([_PUSHES, *kept]))
     return path.open("ab", buffering=0)
 

@@ -26,6 +26,7 @@ from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, 
 __all__ = [
     "Saver",
     "buffers_of",
+    "for_others",
     "model_state",
     "optimizer_state",
     "ran_on_workers",
@@ -180,6 +181,12 @@ def worker_state(checkpoint: Checkpoint, worker: int) -> dict[str, Tensor]:
     """What a worker saved; for a worker the run did not have, nothing."""
     name = f"worker-{worker}.safetensors"
     return checkpoint.tensors(name) if name in checkpoint.files else {}
+
+
+def for_others(part: Mapping[str, Tensor], worker: int) -> dict[str, Tensor]:
+    """What a worker that joins later starts from: any worker's newest buffers, worker 0's script state."""
+    script = {k: v for k, v in part.items() if k.startswith("script:")} if worker == 0 else {}
+    return {**buffers_of(part), **script}
 
 
 def buffers_of(part: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -112,17 +112,21 @@ class Server(Attending):
         """Called after every turn of the loop."""
         if now - self._told_at > TELL_S:
             self._told_at = now
-            body = {
-                "updates": self.updates,
-                "update_s": round(self.update_s, 6),
-                "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
-                **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
-                **({"saving": self._saving} if self._saving is not None else {}),
-            }
-            with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"server": body})
+            self._tell()
         if self._leaderless_since is not None and now - self._leaderless_since > self.config.deadline_s:
             self._fail(LinkError(f"{self.name} has been without a lead for {self.config.deadline_s:g} s"))
+
+    def _tell(self) -> None:
+        """Tell the controller how this server does."""
+        body = {
+            "updates": self.updates,
+            "update_s": round(self.update_s, 6),
+            "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
+            **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
+            **({"saving": self._saving} if self._saving is not None else {}),
+        }
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, {"server": body})
 
     def _close(self) -> None:
         self._running = False
@@ -193,6 +197,7 @@ class Server(Attending):
         if frame.kind is Kind.START:
             self._follow(field(frame.body, "lead", int), field(frame.body, "servers", dict))
         elif frame.kind is Kind.STOP:
+            self._tell()
             self._running = False
 
     def _follow(self, lead: int, servers: dict[str, Any]) -> None:
@@ -277,7 +282,7 @@ class Server(Attending):
         if checkpoint is not None:
             self._shard.restore(state_book(checkpoint), vectors=self.mode.by_epoch)
             for rank in range(self.config.workers):
-                self._hear_buffers(worker_state(checkpoint, rank))
+                self._hear_buffers(worker_state(checkpoint, rank), rank)
         if self.config.replicas:
             lead = new_lead(self.config, body["data"], checkpoint)
             self._standby = Standby(lead, body, read_blob(bytes(extras), "the run's buffers"))

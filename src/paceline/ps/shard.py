@@ -6,8 +6,9 @@ plain loop. A slice is summed, checked, updated and copied while it is in the ca
 
 NaN and Inf never reach the parameters that workers read or checkpoints hold. What a worker pushed is refused
 if it is not finite as it came, after averaging or after the damping's correction. An update that overflows
-by itself raises UpdateOverflow before the slice is copied anywhere. Two-byte floats are averaged, corrected
-and mixed in float32, because the steps in between leave their range long before the result does.
+by itself raises UpdateOverflow before the slice is copied anywhere: the processor's flags tell of it, or a
+sum over the slice. Two-byte floats are averaged, corrected and mixed in float32, because the steps in between
+leave their range long before the result does.
 """
 
 import collections
@@ -35,6 +36,7 @@ from paceline.params import (
     segment_view,
 )
 from paceline.ps.bare_step import bare_step
+from paceline.ps.float_flags import float_flags
 from paceline.ps.lanes import Lanes
 from paceline.ps.vectors import run_on
 
@@ -50,6 +52,8 @@ _WITH_MOMENTUM = torch.optim.SGD, torch.optim.RMSprop
 """In these a gradient counts 1 / (1 - momentum) times in all (times a constant)."""
 _SMALL_SHARD_BYTES = 1 << 20
 """Up to here handing slices to a second thread costs more than it saves."""
+_MOST_ALARMS = 3
+"""Updates in a row that raise the processor's flags for nothing, after which they are not asked again."""
 _VECTOR = "lbfgs."
 """Before a vector's name, where it stands beside the optimizer's words for its state."""
 
@@ -100,6 +104,12 @@ class _SliceState:
     gap: Tensor | None = None
     gap_steps: int = 0
     """The mean length of a step, element by element, and over how many (gap-aware damping)."""
+    sound: bool = False
+    """Parameters and optimizer state are known to be finite: the processor's flags tell of an overflow."""
+    regular: bool = True
+    """All numbers among the settings are finite."""
+    alarms: int = 0
+    """Updates in a row after which everything had to be looked at, although flags can be read."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """Sandblaster's, beside w, which is `flat`: the sum of gradients g, and what L-BFGS remembers."""
 
@@ -142,6 +152,7 @@ class Shard:
         self.slices = tuple(slices)
         self.spec = spec
         self.base = base
+        self._flags = float_flags()
         self._refusals: list[int] = []
         self._states: list[_SliceState] = []
         self._apart: Tensor | None = None
@@ -153,7 +164,9 @@ class Shard:
                 flat.copy_(flat_view(base, piece))
             segments = [segment_view(memory, layout, g) for g in piece.segments]
             optimizer = spec.build(piece.group, segments, allowed)
-            self._states.append(_SliceState(piece, mine, flat, segments, optimizer, bare_step(optimizer)))
+            state = _SliceState(piece, mine, flat, segments, optimizer, bare_step(optimizer))
+            state.regular = _regular(optimizer.param_groups[0])
+            self._states.append(state)
         self._lanes = Lanes(min(lanes, len(self.slices)) if self.nbytes > _SMALL_SHARD_BYTES else 1)
         self._scratch = _Scratch(max((piece.nbytes for piece in self.slices), default=0))
         self._means: list[Tensor] = []
@@ -247,6 +260,7 @@ class Shard:
         settings: Sequence[dict[str, Any]] | None,
     ) -> None:
         scale, contributions = self._scale_of(contributions)
+        watched = self._watch(state)
         if len(contributions) == 1:
             only = contributions[0]
             if not only.checked and not _finite(only.gradients.flat[i]):
@@ -262,14 +276,14 @@ class Shard:
             elif state.holds is not only.gradients or only.missing:
                 self._hand_over(state, only.gradients.segments[i], only.missing)
                 state.holds = None if only.missing else only.gradients
-            self._apply(state, settings, scale)
+            self._apply(state, settings, scale, watched=watched)
         else:
             mean = self._scratch.of(state.piece)
             good = self._mean(i, mean, contributions)
             if not good:
                 return
             self._hand_over_mean(state, mean, good)
-            self._apply(state, settings, scale)
+            self._apply(state, settings, scale, watched=watched)
 
     def _scale_of(self, contributions: Sequence[Contribution]) -> tuple[float, Sequence[Contribution]]:
         """Scale of a slice's update, and the contributions to it without what that covers.
@@ -289,13 +303,24 @@ class Shard:
         return scale, [replace(c, scale=1.0) for c in contributions]
 
     def _apply(
-        self, state: _SliceState, settings: Sequence[dict[str, Any]] | None, scale: float = 1.0
+        self,
+        state: _SliceState,
+        settings: Sequence[dict[str, Any]] | None,
+        scale: float,
+        *,
+        watched: bool = False,
     ) -> None:
-        """One step of the slice's optimizer, `scale` times as long."""
+        """One step of the slice's optimizer, `scale` times as long.
+
+        Args:
+            watched: the processor's flags tell whether anything that this update is computed from, or the
+                update itself, overflows.
+        """
         group = state.optimizer.param_groups[0]
         if settings is not None and state.settings is not settings:
             group.update(settings[state.piece.group])
             state.settings = settings
+            state.regular = _regular(group)
         before = None if state.gap is None else state.flat.clone()
         if scale == 1.0:
             state.step()
@@ -307,11 +332,38 @@ class Shard:
                 group["lr"] *= scale
             state.step()
             group.update(rates)
-        self._check_updated(state)
+        if watched and state.regular and not self._overflowed():
+            state.alarms = 0
+        else:
+            self._check_updated(state)
+            self._begin_watching(state)
         if before is not None and state.gap is not None:
             state.gap_steps += 1
             moved = _wide(before).sub_(state.flat).abs_()
             state.gap.lerp_(moved.clamp_(max=torch.finfo(moved.dtype).max), 1 / state.gap_steps)
+
+    def _watch(self, state: _SliceState) -> bool:
+        """Begin to watch for an overflow, if the slice's numbers are known to be finite."""
+        if self._flags is None or not state.sound or torch.get_num_threads() > 1:
+            return False  # flags are a thread's own: torch must compute in this one
+        self._flags.clear()
+        return True
+
+    def _overflowed(self) -> bool:
+        return self._flags is None or self._flags.raised()
+
+    def _begin_watching(self, state: _SliceState) -> None:
+        """The parameters were found to be finite. If the optimizer's state is, flags are enough from here on.
+
+        They are not where every update raises one: then this is given up.
+        """
+        state.sound = False
+        if self._flags is None or protection.resting or state.flat.element_size() == 2 or state.flat.is_cuda:
+            return
+        state.alarms += 1
+        if state.alarms <= _MOST_ALARMS:
+            values = (v for kept in state.optimizer.state.values() for v in kept.values())
+            state.sound = all(_finite(v) for v in values if isinstance(v, Tensor) and v.is_floating_point())
 
     def _check_updated(self, state: _SliceState) -> None:
         """UpdateOverflow if a parameter of the slice is not finite."""
@@ -493,6 +545,7 @@ class Shard:
             parts[i] = run_on(vectors, ops)
             del vectors["w"]
             state.vectors = vectors
+            state.sound = False  # what a line search tries may overflow
 
         self._each(work)
         return merge_answers(ops, parts) if parts else [0.0] * num_answers(ops)
@@ -563,6 +616,7 @@ class Shard:
         for state in self._states:
             if groups is not None and state.piece.group not in groups:
                 continue
+            state.sound, state.alarms = False, 0
             if vectors:
                 self._restore_vectors(state, book)
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):
@@ -651,6 +705,13 @@ def _sum_all(out: Tensor, parts: Sequence[Tensor], contributions: Sequence[Contr
     torch.mul(parts[0], first.scale * first.weight / total, out=out)
     for part, c in zip(parts[1:], rest, strict=True):
         out.add_(part, alpha=c.scale * c.weight / total)
+
+
+def _regular(settings: dict[str, Any]) -> bool:
+    """Whether all numbers among an optimizer's settings are finite."""
+    numbers = [settings, *(v for v in settings.values() if isinstance(v, tuple | list) and len(v) <= 4)]
+    found = [n for each in numbers for n in (each.values() if isinstance(each, dict) else each)]
+    return all(math.isfinite(n) for n in found if isinstance(n, float))
 
 
 def _wide(flat: Tensor) -> Tensor:

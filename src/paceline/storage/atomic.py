@@ -3,9 +3,11 @@
 import contextlib
 import os
 import secrets
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["sync_directory", "write_all", "write_text_atomically"]
+__all__ = ["replacing", "sync_directory", "write_all", "write_text_atomically"]
 
 
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -35,6 +37,26 @@ def write_text_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
             os.unlink(temporary)
         raise
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file to write in the place of `path`, which it replaces at the end; after an error it is removed.
+
+    It exists from the beginning on, with the permissions that the umask leaves, so a place that cannot be
+    written is known before there is anything to write. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name[:200]}.tmp-{secrets.token_hex(4)}")
+    with temporary.open("xb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    try:
+        yield temporary
+        os.chmod(temporary, mode)  # who writes may have made another file, with permissions of its own
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

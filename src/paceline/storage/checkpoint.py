@@ -334,6 +334,15 @@ def prune(root: Path, keep: int) -> None:
                 _discard(path)
 
 
+def discard_after(root: Path, version: int) -> None:
+    """Remove the checkpoints of higher versions: what they hold is of no use."""
+    for path in _committed(root):
+        found = _COMMITTED.fullmatch(path.name)
+        if found is not None and int(found[1]) > version:
+            with _explained("remove", path):
+                _discard(path)
+
+
 def clean_temporary(root: Path) -> None:
     """Remove what killed processes left behind. Only while nobody writes a checkpoint in `root`."""
     committed = _committed(root)

@@ -68,6 +68,9 @@ class Grant:
 class Client(Links):
     """Talks to the servers for one worker. One thread at a time."""
 
+    encoded_bytes = 0
+    """Of the last compressed push, every slice once."""
+
     # --- joining ----------------------------------------------------------------------------------
 
     def offer(
@@ -307,6 +310,7 @@ class Client(Links):
             if piece.index not in written:
                 encoded = encoders.encode(piece.index, flat_view(self._gradients, piece))
                 written[piece.index] = memoryview(encoded)
+        self.encoded_bytes = sum(view.nbytes for view in written.values())
         parts = [[written[s.index] for s in shard if s.index in due] for shard in self._shards]
         if time.monotonic() - self._told_residual > RESIDUAL_S:
             self._told_residual = time.monotonic()
@@ -390,15 +394,29 @@ class Client(Links):
             who: whose condition counts, see `paceline.should_stop`.
             wants: this worker's condition.
         """
-        self._votes += 1
-        body: dict[str, Any] = {"n": self._votes, "who": who, "wants": wants}
+        self._ask_together(Kind.VOTE, {"who": who, "wants": wants}, Kind.VERDICT)
+        return self.stop_due
+
+    def call(self, place: str, value: str) -> list[str]:
+        """The values of all workers that call at this place of the script; blocks until they do.
+
+        Args:
+            place: names it, the same on every worker.
+        """
+        reply = self._ask_together(Kind.CALL, {"place": place, "value": value}, Kind.ANSWER)
+        return [str(each) for each in field(reply, "values", list)]
+
+    def _ask_together(self, kind: Kind, body: dict[str, Any], answer: Kind) -> dict[str, Any]:
+        """Ask the lead something that it may answer when other workers have asked it, too."""
+        self._questions += 1
+        body["n"] = self._questions
         self._read_notices()
         if self._next is not None:
             self._get_ready()
             body["ready"] = self._ready
         before, waited = time.perf_counter(), self.wait_s
         phase = self.lane.enter(Phase.WAIT)
-        reply = self._ask_lead(Kind.VOTE, body, Kind.VERDICT)
+        reply = self._ask_lead(kind, body, answer)
         self._blame(reply)
         self.lane.enter(phase)
         self.wait_s = waited + time.perf_counter() - before
@@ -406,7 +424,7 @@ class Client(Links):
         if self._hear_mode(reply):
             self.exchange(Kind.PULL)  # into the memory of the new mode
             self.settle()
-        return self.stop_due
+        return reply
 
     def _ask_lead(self, kind: Kind, body: dict[str, Any], answer: Kind) -> dict[str, Any]:
         """Ask the lead something that is its alone: this one, or the next if it is gone."""

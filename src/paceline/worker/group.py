@@ -208,6 +208,11 @@ class Group:
     def size(self) -> int:
         return len(self.ranks)
 
+    @property
+    def on_wire(self) -> bool:
+        """Whether what is large travels over sockets."""
+        return isinstance(self._carrier, _Ring)
+
     def meet(self, call: str, **facts: Any) -> list[dict[str, Any]]:
         """Say what this member is about to do, and hear everybody's facts, in rank order.
 

@@ -19,6 +19,7 @@ from paceline.worker.account import Account
 from paceline.worker.gradients import GradientMemory
 from paceline.worker.group import Group
 from paceline.worker.stepping import Gradients, Memory, Request, Stepper, make_stepper
+from paceline.worker.traffic import ring_bytes, shared_bytes
 
 __all__ = ["GroupMemory", "GroupStepper", "RunSide"]
 
@@ -37,6 +38,18 @@ class RunSide(Protocol):
 
     def version(self, version: int | None = None) -> int:
         """The version that this member's parameters are of; set, if given."""
+
+    def samples(self, samples: int | None = None) -> int:
+        """Samples of the run's updates so far, as this member knows; set, if given."""
+
+    def updated_together(self, samples: int) -> None:
+        """Every member has made the run's next update by itself, of so many samples."""
+
+    def moved(self, out: int, back: int, *, wire: bool) -> None:
+        """A step moved so many bytes within the group, over sockets (`wire`) or through memory."""
+
+    def done(self, done: int | None = None) -> int | None:
+        """Samples of all epochs that are through, as this member knows; set, if given."""
 
     def stop_told(self) -> bool:
         """Whether the run ends early, as the root was told."""
@@ -152,6 +165,8 @@ class GroupStepper(Stepper):
         else:
             finite = False
         if self.mode.inner is None:
+            if finite:
+                self._run.updated_together(sum(fact["samples"] for fact in heavy))
             yield from self._step_together(finite, cut > 0)
         else:
             yield from self._step_for_all(finite)
@@ -160,6 +175,8 @@ class GroupStepper(Stepper):
         if self._group.size > 1:
             finite = self._group.mean(weights)
             self._mine.averaged()
+            around = ring_bytes(self._layout.tensor_bytes, self._group.size)
+            self._run.moved(around, around, wire=self._group.on_wire)
         else:
             finite = True
         self.gradients.received(i for i in range(len(self._parameters)) if i not in absent)
@@ -185,17 +202,26 @@ class GroupStepper(Stepper):
             else:
                 self._account.refuse()
         self.share()
+        given, got = shared_bytes(self._layout.tensor_bytes, self._group.size, root=self._group.is_root)
+        self._run.moved(given, got, wire=self._group.on_wire)
 
     def share(self) -> None:
         """Everybody goes on from the root's parameters."""
         if self._group.is_root:
             self._mine.show()
             save = self._run.save_asked()
-            news = self._group.share(save=save, version=self._run.version())
+            news = self._group.share(
+                save=save,
+                version=self._run.version(),
+                samples=self._run.samples(),
+                done=self._run.done(),
+            )
         else:
             news = self._group.share()
             self._mine.take()
             self._run.version(news["version"])
+            self._run.samples(news["samples"])
+            self._run.done(news["done"])
         if news["save"]:
             self._run.owe_save()
 

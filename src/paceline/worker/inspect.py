@@ -1,12 +1,11 @@
 """Runs a script up to prepare() and tells what it would train: `paceline plan` asks.
 
-`python -m paceline.worker.inspect SERVERS FD OPTIMIZERS COMPRESSION overlap|- SCRIPT [ARGS…]` writes JSON to
-the descriptor FD.
+`python -m paceline.worker.inspect SERVERS FD OPTIMIZERS COMPRESSION overlap|- script|module SEARCH PROGRAM
+[ARGS…]` writes JSON to the descriptor FD. SEARCH is the program's first place to import from.
 """
 
 import json
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from paceline.params import OptimizerSpec, partition
 from paceline.worker.encoding import lay_out
 from paceline.worker.loader import data_facts
 from paceline.worker.prepared import Models, Prepared
+from paceline.worker.program import run_program
 from paceline.worker.session import Session, enter_session
 
 __all__ = ["main"]
@@ -26,6 +26,7 @@ class InspectingSession(Session):
     """Its prepare() tells what it got and ends the process."""
 
     def __init__(self, servers: int, fd: int, optimizers: Sequence[str], transfer: Transfer) -> None:
+        super().__init__()
         self._servers = servers
         self._transfer = transfer
         self._fd = fd
@@ -57,13 +58,12 @@ class InspectingSession(Session):
 
 def main() -> None:
     """See the module."""
-    servers, fd, optimizers, compress, overlap, script, *args = sys.argv[1:]
-    sys.argv = [script, *args]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    servers, fd, optimizers, compress, overlap, kind, search, script, *args = sys.argv[1:]
+    del sys.path[0]  # the present directory, by `python -m`
     allowed = [o for o in optimizers.split(",") if o]
     transfer = Transfer(compress=parse_compression(compress), overlap=overlap == "overlap")
     enter_session(InspectingSession(int(servers), int(fd), allowed, transfer))
-    runpy.run_path(script, run_name="__main__")
+    run_program(script, args, search=search, module=kind == "module")
 
 
 if __name__ == "__main__":

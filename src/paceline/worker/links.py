@@ -137,7 +137,8 @@ class Links:
         """Whether the run wants this worker to leave."""
         self.stop_due = False
         """Whether the run ends early, as the lead says."""
-        self._votes = 0
+        self._questions = 0
+        """Votes and calls so far."""
         self.cut_next = False
         """In allreduce: a checkpoint follows the next push, which is to bring this worker's parameters."""
         self._region: Region | None = None
@@ -146,6 +147,8 @@ class Links:
         self._in: list[list[memoryview]] = []
         self._told: dict[Connection, list[int]] = {}
         """The slices that each server on the other side of a socket expects in pushes."""
+        self._sent_to_gone = self._received_from_gone = 0
+        """Payload bytes of links that are closed."""
         self._unread: set[Connection] = set()
         """Links with an answer to a notice that nobody waited for."""
 
@@ -254,12 +257,12 @@ class Links:
     @property
     def bytes_sent(self) -> int:
         """Payload bytes to all servers since this worker joined."""
-        return sum(connection.payload_sent for connection in self._links)
+        return self._sent_to_gone + sum(connection.payload_sent for connection in self._links)
 
     @property
     def bytes_received(self) -> int:
         """Payload bytes from all servers since this worker joined."""
-        return sum(connection.payload_received for connection in self._links)
+        return self._received_from_gone + sum(connection.payload_received for connection in self._links)
 
     def _answers(self, connection: Connection) -> bool:
         if connection not in self._links or connection in self._lost:
@@ -280,6 +283,8 @@ class Links:
     def _drop(self, links: Sequence[Connection]) -> None:
         for link in links:
             at = self._links.index(link)
+            self._sent_to_gone += link.payload_sent
+            self._received_from_gone += link.payload_received
             for each in (self._links, self._ranks, self._shards, self._out, self._in):
                 del each[at]
             link.close()

@@ -7,6 +7,7 @@ every sample is used exactly once an epoch, whoever dies.
 """
 
 import collections
+import contextlib
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
@@ -21,10 +22,12 @@ from torch.utils.data import (
 
 from paceline.exceptions import UsageError
 from paceline.worker.client import Grant
-from paceline.worker.orders import EpochOrders, Order, Ranges
+from paceline.worker.orders import EpochOrders, Order, Ranges, seed_of
+from paceline.worker.randomness import Apart, part_generator
 from paceline.worker.whole_batches import WholeBatches, as_read
+from paceline.worker.wrapped import Wrapped
 
-__all__ = ["LeaseSource", "LeasedLoader", "StreamLoader", "data_facts", "lease_loader"]
+__all__ = ["LeaseSource", "LeasedLoader", "StreamLoader", "data_facts", "lease_loader", "rebuilt"]
 
 _TAKE = 8
 
@@ -118,34 +121,41 @@ def lease_loader(
     rank: int,
     world_size: int,
     group_start: int | None = None,
+    version: int = 0,
 ) -> "LeasedLoader | StreamLoader":
     """The loader for one worker.
 
     Args:
         group_start: the lowest rank of the worker's group, in modes that have groups.
+        version: the number of updates that the run had made when the worker joined.
     """
     if isinstance(loader.dataset, IterableDataset):
         start = rank if group_start is None else group_start
-        return StreamLoader(loader, source, rank=rank, world_size=world_size, group_start=start)
-    return LeasedLoader(loader, source, seed=seed, world_size=world_size)
+        return StreamLoader(loader, source, seed=seed, rank=rank, world_size=world_size, group_start=start)
+    generator = part_generator(loader.generator, seed, rank, version)
+    return LeasedLoader(loader, source, seed=seed, world_size=world_size, generator=generator)
 
 
-class _Wrapped:
-    """Everything that is not iteration is the user's loader's."""
+class _Prepared(Wrapped):
+    """Counts passes: each is the run's next epoch."""
 
     def __init__(self, loader: DataLoader[Any], source: LeaseSource) -> None:
-        self.loader = loader
+        super().__init__(loader)
         self._source = source
         self._epoch = 0
         self._reading: weakref.ref[_Iteration] | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return _Iteration(self)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next pass over it reads."""
+        return self._epoch
+
+    def begin_with(self, epoch: int) -> None:
+        """Have the next pass read this epoch, if it is a later one: those before it are finished."""
+        self._epoch = max(self._epoch, epoch)
 
     def begin(self, iteration: "_Iteration") -> Iterator[Any]:
         """The batches of the next epoch. An iteration that has not ended, ends here."""
@@ -177,7 +187,7 @@ class _Iteration:
     It begins with the first `next()`, and ends the pass before it.
     """
 
-    def __init__(self, loader: _Wrapped) -> None:
+    def __init__(self, loader: _Prepared) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
         self._any = self._superseded = False
@@ -214,11 +224,21 @@ class _Iteration:
             self._batches.close()
 
 
-class LeasedLoader(_Wrapped):
+class LeasedLoader(_Prepared):
     """Iterates over this worker's leases of one epoch after the other."""
 
-    def __init__(self, loader: DataLoader[Any], source: LeaseSource, *, seed: int, world_size: int) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        source: LeaseSource,
+        *,
+        seed: int,
+        world_size: int,
+        generator: torch.Generator | None,
+    ) -> None:
         super().__init__(loader, source)
+        self.own_generator = generator
+        """Seeds the DataLoader's processes; None: torch's global one does."""
         self._orders = EpochOrders(loader, seed)
         self._world_size = world_size
         self._granted: collections.deque[tuple[int, Ranges]] = collections.deque()
@@ -227,11 +247,29 @@ class LeasedLoader(_Wrapped):
         """Leases whose batches the script got since it began to read, until it makes a step."""
         self._unused: list[int] = []
         self._order: Order = lambda _: []
-        self._inner = _rebuilt(loader, _Batches(self))
+        self._inner = rebuilt(loader, _Batches(self), generator)
+        self._seal()
 
     def __len__(self) -> int:
         """Batches an epoch if all workers are equally fast."""
         return -(-len(self.loader) // self._world_size)
+
+    @property
+    def _batch(self) -> int:
+        """Positions in the epoch's order that a batch takes."""
+        return self.loader.batch_size or 1
+
+    @property
+    def positions(self) -> int:
+        """Positions of an epoch's order that are read."""
+        if self.loader.drop_last or self.loader.batch_size is None:
+            return len(self.loader) * self._batch
+        return len(self.loader.sampler)  # type: ignore[arg-type]
+
+    @property
+    def in_parts(self) -> int:
+        """Positions that all workers' parts of an epoch have together, if all batches are whole ones."""
+        return len(self) * self._world_size * self._batch
 
     def _batches_of(self, epoch: int, steps: int) -> Iterator[Any]:
         more = self._begin_epoch(epoch)
@@ -328,21 +366,37 @@ class _Batches(BatchSampler):
         return len(self._owner)
 
 
-class StreamLoader(_Wrapped):
+class StreamLoader(_Prepared):
     """An IterableDataset's loader: worker r of w takes batches r, r+w, r+2w, …
 
     Streams have no positions to lease: after a death nobody takes over a part of a stream. Where the last
     batches of a stream reach only some workers of a group, the others get the last one, too, and it does not
     count for them: a group makes every step together.
+
+    Several workers must see the same stream, so what it draws at random follows from the seed and the epoch.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], source: LeaseSource, *, rank: int, world_size: int, group_start: int
+        self,
+        loader: DataLoader[Any],
+        source: LeaseSource,
+        *,
+        seed: int,
+        rank: int,
+        world_size: int,
+        group_start: int,
     ) -> None:
         super().__init__(loader, source)
+        self.own_generator = None  # of all workers alike
+        self._seed = seed
         self._rank = rank
         self._group_start = group_start
         self._world_size = world_size
+        self._seal()
+
+    def __len__(self) -> int:
+        """Batches of this worker's part."""
+        return -(-(len(self.loader) - self._rank) // self._world_size)
 
     def _batches_of(self, epoch: int, steps: int) -> Iterator[Any]:
         over = self._source.take(epoch, 0, wait=False, give_back=()).over
@@ -354,14 +408,24 @@ class StreamLoader(_Wrapped):
         last = 0
         ended = False
         try:
-            for i, batch in enumerate(self.loader):
-                last = i % self._world_size
-                if last == self._rank:
-                    self._source.used(None, _length(batch))
-                    yield batch
-                    self._source.back()
-                    if self._source.ends_early():
-                        return
+            alike = self._drawn_alike(epoch)
+            with alike:
+                numbered = enumerate(self.loader)
+            batch = None
+            while True:
+                mine = False
+                with alike:
+                    for i, batch in numbered:  # noqa: B007 - a group's last one is wanted below
+                        last = i % self._world_size
+                        if mine := last == self._rank:
+                            break
+                if not mine:
+                    break
+                self._source.used(None, _length(batch))
+                yield batch
+                self._source.back()
+                if self._source.ends_early():
+                    return
             if self._group_start <= last < self._rank:
                 self._source.used(None, 0, counts=False)
                 yield batch
@@ -372,6 +436,9 @@ class StreamLoader(_Wrapped):
                 self._leave(epoch, steps)
         self._source.take(epoch, 0, wait=True, give_back=())
         self._source.ended(epoch)
+
+    def _drawn_alike(self, epoch: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._world_size == 1 else Apart(seed_of(self._seed, epoch))
 
 
 def _length(batch: Any) -> int:
@@ -385,8 +452,10 @@ def _length(batch: Any) -> int:
     return 0
 
 
-def _rebuilt(loader: DataLoader[Any], batches: BatchSampler) -> DataLoader[Any]:
-    """The same DataLoader with other batches."""
+def rebuilt(
+    loader: DataLoader[Any], batches: BatchSampler, generator: torch.Generator | None
+) -> DataLoader[Any]:
+    """The same DataLoader with other batches, and this worker's generator."""
     whole = WholeBatches.of(loader)
     more: dict[str, Any] = {}
     if loader.num_workers > 0:
@@ -401,6 +470,6 @@ def _rebuilt(loader: DataLoader[Any], batches: BatchSampler) -> DataLoader[Any]:
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
+        generator=generator,
         **more,
     )

@@ -6,10 +6,11 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TextIO
 
 import torch
 
@@ -21,18 +22,18 @@ from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
 from paceline.comm.transfer import Transfer
-from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
+from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptExit, UsageError
 from paceline.modes import parse_mode
-from paceline.observe import FAILURE_MARK
+from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.spans import recorder_of
+from paceline.observe.values import ValueWriter, steps_of
 from paceline.worker.client import Client
 from paceline.worker.group import GroupLinks
 from paceline.worker.pipeline import PipelinedClient
+from paceline.worker.program import begin_program, end_program, exit_code, run_program
 from paceline.worker.session import RunSession, enter_session
 
 __all__ = ["WorkerConfig", "run_worker"]
-
-"""Stands in a worker's log before a traceback: the controller shows that itself, and stops echoing here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +61,29 @@ class WorkerConfig:
     optimizers: tuple[str, ...] = ()
     spans_in: str | None = None
     """Directory for its spans; None records none."""
+    values_in: str | None = None
+    """Directory for the values that its script logs."""
+    value_rows: int = 1 << 40
+    """The most values that are kept."""
+    attempt: int = 0
+    """How often this worker was started before, in this run."""
+    replaces: int | None = None
+    """The attempt whose steps go on, because this process takes its place."""
+    steps_before: int = 0
+    """Its steps at the checkpoint that the run goes on from, if that does not tell them."""
+    ledger_in: str | None = None
+    """Directory for its own count of steps and bytes; None: it is in the reports only."""
     clock_ns: int = 0
     """From this host's monotonic clock to the run's time."""
     faults: str = ""
     """On purpose, for tests."""
+    master: tuple[str, int] | None = None
+    """Where processes of the script's own torch.distributed meet; None: torchrun's variables are not set."""
     script: str | None = None
+    """Its path; or the name of a module."""
+    module: bool = False
+    search: str | None = None
+    """What stands first in the program's `sys.path`."""
     args: tuple[str, ...] = ()
 
 
@@ -73,10 +92,15 @@ def run_worker(
     secret: bytes,
     controller: LastingLink,
     program: Callable[[], None] | None = None,
+    *,
+    log: TextIO,
 ) -> int:
     """Run the script, or `program` when there is none. Returns the exit code of the process.
 
     Whatever the program raises is reported to the controller with its traceback.
+
+    Args:
+        log: Paceline's own, for what the controller shows in the script's place.
     """
     torch.set_num_threads(config.threads)
     _set_environment(config)
@@ -90,6 +114,7 @@ def run_worker(
 
     owner = f"worker-{config.rank}.{config.incarnation}"
     spans = recorder_of(config.spans_in, owner, clock_ns=config.clock_ns)
+    values = _values(config)
 
     @functools.cache  # who prepares again finds the servers where they were
     def hear_start() -> Frame:
@@ -127,6 +152,12 @@ def run_worker(
             lane=spans.main,
         )
 
+    ledger = LedgerKeeper(
+        None if config.ledger_in is None else Path(config.ledger_in),
+        config.rank,
+        config.incarnation,
+        clock_ns=config.clock_ns,
+    )
     session = RunSession(
         reach_servers=reach_servers,
         controller=controller,
@@ -139,32 +170,63 @@ def run_worker(
         transfer=transfer,
         group=_group(config, secret),
         spans=spans,
+        values=values,
+        ledger=ledger,
         faults=Faults.parse(config.faults),
         tells_norms=config.tells_norms,
     )
     enter_session(session)
+    session.schedules.watch()
+    begin_program()
+    name = config.script or "the program"
     try:
-        if program is not None:
-            program()
+        exited: int | None = None
+        try:
+            if program is not None:
+                program()
+            else:
+                assert config.script is not None and config.search is not None
+                run_program(config.script, config.args, search=config.search, module=config.module)
+        except SystemExit as error:
+            exited, said = exit_code(error), error.code
+        finally:
+            end_program()
+        if exited:
+            detail = f": {said}" if isinstance(said, str) else ""
+            _report(controller, log, ScriptExit(f"{name} exited with code {exited}{detail}"), code=exited)
+            return exited
+        if session.prepared:
+            session.finish()
+            controller.say_last(Kind.BYE)
+        elif exited == 0:  # `--help`, for one
+            controller.say_last(Kind.BYE, {"untrained": True})
         else:
-            assert config.script is not None
-            with _script_environment(config.script, config.args):
-                runpy.run_path(config.script, run_name="__main__")
-        if not session.prepared:
             raise UsageError(
-                f"{config.script or 'the program'} ended without calling paceline.prepare(model, optimizer, "
-                "loader): nothing was trained. Call it once before the training loop."
+                f"{name} ended without calling paceline.prepare(model, optimizer, loader): nothing was "
+                "trained. Call it once before the training loop."
             )
-        session.finish()
-        controller.say_last(Kind.BYE)
-    except SystemExit as error:
-        return _exited(error, session, config, controller)
     except BaseException as error:
-        _report(controller, error, session.progress())
+        _report(controller, log, error, session.progress())
         return 1
     finally:
         spans.close()
+        values.close()
+        ledger.close()
     return 0
+
+
+def _values(config: WorkerConfig) -> ValueWriter:
+    where, began = None if config.values_in is None else Path(config.values_in), None
+    if where is not None and config.replaces is not None:
+        began = steps_of(where, config.rank, config.replaces)
+    return ValueWriter(
+        where,
+        config.rank,
+        config.attempt,
+        began=config.steps_before if began is None else began,
+        rows=config.value_rows,
+        clock_ns=config.clock_ns,
+    )
 
 
 def _group(config: WorkerConfig, secret: bytes) -> GroupLinks | None:
@@ -176,42 +238,27 @@ def _group(config: WorkerConfig, secret: bytes) -> GroupLinks | None:
     )
 
 
-def _exited(error: SystemExit, session: RunSession, config: WorkerConfig, controller: LastingLink) -> int:
-    """sys.exit() in the script: in order only with code 0 and after prepare()."""
-    code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    name = config.script or "the program"
-    if code == 0 and session.prepared:
-        try:
-            session.finish()
-            controller.say_last(Kind.BYE)
-        except PacelineError as failure:
-            _report(controller, failure, session.progress())
-            return 1
-        return 0
-    if code == 0:
-        problem = f"{name} exited before it called paceline.prepare()"
-    else:
-        detail = f": {error.code}" if isinstance(error.code, str) else ""
-        problem = f"{name} exited with code {code}{detail}"
-    _report(controller, UsageError(problem))
-    return code or 1
-
-
 def _report(
-    controller: LastingLink, error: BaseException, progress: Mapping[str, int] = MappingProxyType({})
+    controller: LastingLink,
+    log: TextIO,
+    error: BaseException,
+    progress: Mapping[str, int] = MappingProxyType({}),
+    *,
+    code: int = 1,
 ) -> None:
     """Tell the controller what ended this worker.
 
     Args:
         progress: how far the run was: if a server died, some of what was applied is lost.
+        code: what this process exits with.
     """
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError, ValueError):  # a full disk, a script that closed it
         sys.stdout.flush()
-        sys.stderr.write(f"{FAILURE_MARK}\n{text}")
+        log.write(text)
     # Our own errors say what to do; a traceback of our insides would bury it.
     trace = "" if isinstance(error, PacelineError) else _users_part(error)
-    body = error_body(error, trace, cause=cause_of(error).value, **progress)
+    body = error_body(error, trace, cause=cause_of(error).value, code=code, **progress)
     with contextlib.suppress(LinkError):
         controller.say_last(Kind.ERROR, body)
 
@@ -226,24 +273,19 @@ def _users_part(error: BaseException) -> str:
     return "".join([*lines, *traceback.format_exception_only(error)])
 
 
+_TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+
+
 def _set_environment(config: WorkerConfig) -> None:
-    """What scripts written for torchrun look for."""
-    os.environ.update(
-        RANK=str(config.rank),
-        LOCAL_RANK=str(config.rank),
-        WORLD_SIZE=str(config.workers),
-        LOCAL_WORLD_SIZE=str(config.workers),
-        GROUP_RANK="0",
-    )
-
-
-@contextlib.contextmanager
-def _script_environment(script: str, args: tuple[str, ...]) -> Iterator[None]:
-    """sys.argv and sys.path as `python script args` would have them."""
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [script, *args]
-    sys.path[0:0] = [str(Path(script).resolve().parent)]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = argv, path
+    """What scripts written for torchrun look for; or none of it, also not what our own shell had set."""
+    for name in _TORCHRUN:
+        os.environ.pop(name, None)
+    if config.master is None:
+        return
+    host, port = config.master
+    rank, workers = str(config.rank), str(config.workers)
+    values = (rank, rank, workers, workers, "0", host, str(port))
+    os.environ.update(zip(_TORCHRUN, values, strict=True))

@@ -4,6 +4,8 @@ The object stays the same (schedulers, gradient scalers and the user hold on to 
 becomes a subclass of its class whose `step` is an exchange and whose state lives on the servers.
 """
 
+import copyreg
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -72,6 +74,15 @@ class ExchangingOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the servers a state in torch's format. Call it on every worker, or on one."""
         self._paceline.load_optimizer_state(state_dict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy, in memory or in a file, is of the user's own class, with the state from the servers."""
+        given = [p for group in self.param_groups for p in group["params"]]
+        found = self.state_dict()["state"]
+        state = {given[int(index)]: values for index, values in found.items()}
+        # pickle refuses the usual way, copyreg.__newobj__, for an object of another class.
+        new = (type(self).__bases__[1], object, None)
+        return copyreg._reconstructor, new, {**self.__getstate__(), "state": defaultdict(dict, state)}  # type: ignore[attr-defined]
 
     def local_state(self) -> dict[str, Any]:
         """This worker's own state, where workers step by themselves."""

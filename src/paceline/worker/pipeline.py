@@ -38,6 +38,8 @@ from paceline.worker.client import Client, Grant, Written
 
 __all__ = ["PipelinedClient"]
 
+_ASIDE = (Kind.VERDICT, Kind.ANSWER)
+"""Answers that do not come in turn with leases that were asked for ahead."""
 _PAUSE_STEPS = 16
 """After a step whose slices had left too early, so many steps send theirs at the end."""
 
@@ -333,7 +335,7 @@ class PipelinedClient(Client):
     def _receive(self, connection: Connection, *kinds: Kind) -> Frame:
         if not self._threads:
             return super()._receive(connection, *kinds)
-        inbox = self._verdicts if Kind.VERDICT in kinds else self._inbox[self._links.index(connection)]
+        inbox = self._verdicts if kinds[0] in _ASIDE else self._inbox[self._links.index(connection)]
         self._wait(lambda: bool(inbox), connection)
         frame = inbox.popleft()
         if frame.kind not in kinds:
@@ -421,7 +423,7 @@ class PipelinedClient(Client):
                 with self._changed:
                     self._hear(frame.body)
                     # Leases that were asked for ahead may come before it, and are read later.
-                    (self._verdicts if frame.kind is Kind.VERDICT else self._inbox[at]).append(frame)
+                    (self._verdicts if frame.kind in _ASIDE else self._inbox[at]).append(frame)
                     self._changed.notify_all()
         except BaseException as error:
             self._fail(error)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from paceline.exceptions import UsageError
 from paceline.params import describe
+from paceline.worker.wrapped import Wrapped
 
 __all__ = ["Models", "Prepared"]
 
@@ -77,6 +78,8 @@ class Prepared:
         self.optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
         self.loaders = [o for o in objects if isinstance(o, DataLoader)]
         self.schedulers = [o for o in objects if isinstance(o, LRScheduler | ReduceLROnPlateau)]
+        if any(isinstance(o, Wrapped) for o in self.loaders):
+            raise UsageError("prepare() got a loader that is prepared already: give it the script's own.")
         sorted_out = [*self.models, *self.optimizers, *self.loaders, *self.schedulers]
         for o in objects:
             if not any(o is s for s in sorted_out):
@@ -92,7 +95,7 @@ class Prepared:
                 f"prepare() got {len(self.models)} models, {len(self.optimizers)} optimizers and "
                 f"{len(self.loaders)} loaders, in all its calls together; it takes one or more models, one "
                 "or more optimizers and at most one loader (the training data; evaluation data needs no "
-                "preparing)."
+                "preparing, or paceline.prepare_validation)."
             )
         self.loader: DataLoader[Any] | None = self.loaders[0] if self.loaders else None
         self._check_initialized()

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,8 +17,10 @@ from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
 from paceline.exceptions import UsageError
 from paceline.modes import ModeSpec, parse_mode
+from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Recorder
+from paceline.observe.values import ValueWriter
 from paceline.params import (
     Layout,
     OptimizerSpec,
@@ -29,16 +32,18 @@ from paceline.params import (
     use_fused,
 )
 from paceline.worker.account import Account, Skipped
-from paceline.worker.alone import AloneSession, Session, offer_no_sync
+from paceline.worker.alone import AloneSession, Session, offer_no_sync, order_seed
 from paceline.worker.buffers import BufferSchedule
 from paceline.worker.client import Adopted, Client, Grant
+from paceline.worker.collectives import Collectives
 from paceline.worker.encoding import follow_settings, lay_out, without_momentum
 from paceline.worker.ending import Ending
+from paceline.worker.epochs import EpochCounter, Epochs
 from paceline.worker.free import FreeExchange
 from paceline.worker.gate import guard_parameters
 from paceline.worker.group import ENDS, Group, GroupLinks, part_of
 from paceline.worker.group_stepping import GroupMemory, GroupStepper
-from paceline.worker.loader import data_facts, lease_loader
+from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
 from paceline.worker.optimizer import (
     as_loaded,
     has_history,
@@ -50,7 +55,11 @@ from paceline.worker.optimizer import (
 from paceline.worker.phases import on_backward, watch_backward, watch_forward
 from paceline.worker.pipeline import PipelinedClient
 from paceline.worker.prepared import Models, Prepared
-from paceline.worker.reporting import Reporter
+from paceline.worker.randomness import part_ways
+from paceline.worker.reporting import NormSampling, Reporter
+from paceline.worker.run_progress import RunPlace, RunProgress, fraction_done
+from paceline.worker.schedules import Schedules
+from paceline.worker.script_state import KEY as SCRIPT
 from paceline.worker.sides import Incomplete, OptimizerSide, incomplete
 from paceline.worker.state import (
     OWN_PARTS,
@@ -60,6 +69,7 @@ from paceline.worker.state import (
     load_extras,
     restore_rng,
     restore_schedulers,
+    steps_of,
 )
 from paceline.worker.stepping import (
     Gradients,
@@ -71,7 +81,9 @@ from paceline.worker.stepping import (
     runs_here,
     served_optimizer,
 )
+from paceline.worker.traffic import Traffic
 from paceline.worker.untouched import Untouched
+from paceline.worker.validation import ValidationLoader
 
 __all__ = [
     "AloneSession",
@@ -101,18 +113,27 @@ class RunSession(Session):
         transfer: Transfer,
         group: GroupLinks | None = None,
         spans: Recorder = NO_SPANS,
+        values: ValueWriter | None = None,
+        ledger: LedgerKeeper | None = None,
         faults: Faults = Faults(),  # noqa: B008 - it is a value
         tells_norms: bool = False,
     ) -> None:
+        super().__init__()
         self.mode = parse_mode(mode)
         self._spans, self._lane = spans, spans.main
+        self._ledger = ledger or LedgerKeeper()
+        self._traffic = Traffic(self._ledger, transfer)
         self._faults = faults
         self._tells_norms = tells_norms
+        self._norms = NormSampling()
         self._transfer = transfer
         self.rank = rank
         self.world_size = world_size
         self._reach_servers = reach_servers
-        self._reporter = Reporter(controller, spans)
+        self._values = values or ValueWriter()
+        self._reporter = Reporter(controller, spans, self._values)
+        self._samples = self._together = 0
+        """Samples of the run, as this worker was told last; updates of its group since it joined."""
         self._servers = servers
         self._seed = seed
         self._optimizers = tuple(optimizers)
@@ -137,10 +158,24 @@ class RunSession(Session):
         """What prepare() got, in all calls."""
         self._calls = 0
         self._joined = self._begun = False
+        self._joined_at: int | None = None
+        """The version that the run had when this worker joined it."""
+        self._loader: LeasedLoader | StreamLoader | None = None
+        self._start = 0
+        """The epoch that the run was in when this worker joined it."""
+        self._epochs: EpochCounter | None = None
+        self._kept_again: dict[str, Tensor] = {}
+        """What the script kept, to be put back once more when it is through with finished epochs."""
         self._hooks: list[Any] = []
         self._watched: list[nn.Module] = []
         self._reached = False
         """Whether `_client` is there to offer something."""
+        self.schedules = Schedules(self)
+        self.kept.paces = self.schedules.paces
+        self._read_before = 0
+        self._left_early = False
+        self._done: int | None = None
+        """Samples that are through, as a member of a group knows."""
         self._batch_samples = 0
         """Samples of the last step that had any."""
 
@@ -196,18 +231,22 @@ class RunSession(Session):
                 rank=self.rank,
                 world_size=self.world_size,
                 group_start=self.rank if self._group is None else self._group.root,
+                version=self._joined_at or 0,
             )
+            self._loader = loader
         return got.give_back(objects, loader)
 
     def _lay_out(self, got: Prepared) -> tuple[OptimizerSpec, dict[str, Any] | None]:
         """Lay out what is trained, and look at the data."""
-        self._models, self._schedulers = Models(got.models), got.schedulers
+        self._models = Models(got.models)
+        self.schedules.prepare(got.schedulers, got.optimizers)
         served = [self._served_for(optimizer) for optimizer in got.optimizers]
         spec = OptimizerSpec.of_all(served, self._optimizers)
         spec, layout, parameters = lay_out(
             self._models, got.optimizers, spec, self._transfer, servers=self._servers
         )
         self._layout, self._parameters = layout, parameters
+        self._traffic.lay_out(layout)
         self._sides = [
             OptimizerSide(self, k, optimizer, served[k], layout, parameters, spec)
             for k, optimizer in enumerate(got.optimizers)
@@ -226,22 +265,34 @@ class RunSession(Session):
         self.mode = self._client.mode = parse_mode(adopted.mode)
         extras = {k: v for k, v in adopted.tensors.items() if not k.startswith(OWN_PARTS)}
         load_extras(self._models, extras, self._trained)
+        self._start = adopted.epoch
+        self._kept_again = {k: v for k, v in adopted.tensors.items() if k.startswith(SCRIPT)}
+        self.kept.put_back(self._kept_again)
         # What the script loads until it is in an epoch of its own is older than what the run has.
         self._replaying = adopted.resumed or self._client.incarnation > 0
         if adopted.resumed:
             self._resume = adopted.tensors
             self._skipping = adopted.epoch
-            for scheduler in got.schedulers:
-                self._quieten(scheduler)
         local_steps = [self._as_update(local_step_of(side.optimizer)) for side in self._sides]
         for side in self._sides:
-            make_exchanging(side.optimizer, side)
-            if runs_here(self.mode):
+            if runs_here(
+                self.mode
+            ):  # while its class is the script's: kernels are tried with one of that class
                 use_fused(side.optimizer)
+            make_exchanging(side.optimizer, side)
         self._take_memory(self._layout, self._parameters, local_steps)
+        if self._joined_at is None:  # and not when it prepares more
+            self._joined_at = self._client.version
+            part_ways(self._seed, self.rank, self._joined_at)
+        if not adopted.resumed and self._client.version > 0:
+            self.schedules.join_late(self.kept.found_paces)
         self._sent_settings: list[Any] = []
         if adopted.resumed:
             self._load_local(adopted.tensors)
+            if (steps := steps_of(adopted.tensors)) is not None:
+                self._values.begin_at(steps)
+            elif epoch_of(adopted.tensors) is None:  # it was not there
+                self._values.begin_at(0)
         if (stepper := self._group_stepper) is not None and self.mode.inner is not None:
             stepper.share()
         elif self.rank == 0 and not self._replaying and not runs_here(self.mode):
@@ -255,6 +306,7 @@ class RunSession(Session):
         if self._group is None:  # without one of its members a group goes back to a checkpoint
             self._buffers = BufferSchedule(self._models, self._trained, workers=self.world_size)
         self._joined, self._begun = True, False
+        self._ledger.joined()
         if not self._watched:
             on_backward(self._find_zeroed, self._account.backward)
         if self._spans.on:
@@ -308,6 +360,11 @@ class RunSession(Session):
         return loaded
 
     @property
+    def _generator(self) -> torch.Generator | None:
+        """Seeds the DataLoader's processes, if it is not torch's global one."""
+        return None if self._loader is None else self._loader.own_generator
+
+    @property
     def _group_stepper(self) -> GroupStepper | None:
         """The stepper in a mode with groups, where a script has one optimizer."""
         stepper = self._sides[0].stepper
@@ -349,6 +406,8 @@ class RunSession(Session):
         if self._group_links is not None:
             self._client.greeting = {"listens": self._group_links.address}
         self._slot, self._fresh = self._client.attach(in_place=on_host)
+        self._samples, self._together = int(self._client.welcome.get("samples", 0)), 0
+        self._done = self._client.welcome.get("done")
         if self.mode.needs_memory and not self._client.in_place:
             where = "this worker reaches the servers over TCP" if on_host else f"the model is on {device}"
             raise UsageError(
@@ -465,6 +524,8 @@ class RunSession(Session):
     def step(self, side: OptimizerSide) -> None:
         """What optimizer.step() does: a step of the mode, with the exchanges it asks for."""
         self._begun = True
+        if self.schedules.is_late:
+            self.schedules.catch_up(self._epoch)
         phase = self._lane.enter(Phase.PUSH)
         if len(self._sides) == 1 or self._account.tally()[0] or not self._has_loader:
             self._save_if_asked()  # not between two steps with the same batch
@@ -484,12 +545,16 @@ class RunSession(Session):
         if self._free is not None:
             self._free.wake()
         self._clock += 1
+        self._values.stepped()
+        self._ledger.stepped()
         self._lane.enter(phase)
         if self._reporter.due:
             self._report()
             self._untouched.check_pages(self._client.private_pages())
         if self._buffers is not None and self._buffers.due:
             self._send_buffers(self._buffers)
+        if self.kept.due:
+            self._send_kept()
         self._spans.begin_step(self._clock)
         protection.begin_step(self._clock)
         if self._client.leave_due:
@@ -532,6 +597,7 @@ class RunSession(Session):
                 self._to_host(side)
         kind = Kind.PUSH if request.push else Kind.PULL
         self._client.exchange(kind, fetch=request.fetch, **body)
+        self._traffic.exchanged(self._client, self.mode, request, side.layout)
         self._follow_mode()
         if request.fetch:
             side.version = self._client.version
@@ -583,8 +649,8 @@ class RunSession(Session):
             body["void"] = True
         if request.carries != "slot":
             body["carries"] = request.carries
-        elif self._tells_norms and request.finite:
-            body["norm"] = side.stepper.slot_norm()
+        elif request.finite and (self._tells_norms or self._norms.due):
+            body["norm"] = self._norms.measured(side.stepper.slot_norm)
         if refused := self._account.take_refused():
             body["refused"] = refused
         if logged := self._account.take_logged():
@@ -754,6 +820,7 @@ class RunSession(Session):
         """Leases from the lead server."""
         self._require_joined()
         self._begun = True
+        self._ledger.draws()
         self._ending.enter(epoch)
         self.back()  # from here on it is the loader's time
         if wait and self.mode.local:
@@ -772,6 +839,7 @@ class RunSession(Session):
             grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more)
         self._follow_mode()
         if self._client.version != version:
+            self._traffic.fetched(self.mode)
             self._from_host()
             for side in self._sides if self.mode.local else ():
                 side.version = self._client.version
@@ -782,6 +850,7 @@ class RunSession(Session):
         if self._client.leave_due and not self._account.accumulating:
             raise SystemExit(0)
         if grant.over and not grant.leases:
+            self._ledger.drew_nothing()
             self._lane.enter(Phase.OTHER)  # the script's loop ends here
         return grant if self._group is None else self._my_part(grant, self._group)
 
@@ -811,30 +880,43 @@ class RunSession(Session):
     def used(self, lease: int | None, samples: int, *, counts: bool = True) -> None:
         """The script got a batch."""
         self._lane.enter(Phase.OTHER)
+        self._ledger.got_batch()
         self._account.used(lease, samples, counts=counts)
+        self.schedules.used()
 
     def entering(self, epoch: int) -> None:
         """After a resume from between two epochs: all is put back before the epoch is begun."""
         self._account.begin_iteration()
+        self._read_before = self.schedules.read
         if epoch_of(self._resume) != epoch:
             self._go_on(epoch)
 
     def entered(self, epoch: int) -> None:
         """After a resume: from this batch on everything is as it was at the checkpoint."""
         self._go_on(epoch)
+        if self._kept_again and epoch >= self._start:
+            self.kept.put_back(self._kept_again)
+            self._kept_again = {}
+        if self.kept.changed:  # usually by what the script found at the end of the epoch before
+            self._send_kept()
         self._epoch = epoch
 
     def ended(self, epoch: int) -> None:
         """The script has read its last batch of this epoch."""
         self._account.read_all()
+        self.schedules.in_loop = False
         if self._group_stepper is not None:
             self._group_stepper.end_epoch(epoch)
 
     def left(self, epoch: int, *, peek: bool) -> list[int]:
         """The script stopped reading before the epoch's end."""
+        self.schedules.in_loop = False
         if not peek:
+            self._left_early = True
             return self._account.drop_untrained()
+        self.schedules.read = self._read_before
         self._account.drop_iteration()
+        self._ledger.peeked()
         self._epoch = epoch - 1
         if self._went_on is not None:  # what it drew at random meanwhile must not count
             self._skipping, self._resume = self._went_on
@@ -845,8 +927,9 @@ class RunSession(Session):
             return
         self._went_on = (self._skipping, self._resume)
         self._skipping = None
-        restore_schedulers(self._resume, self._schedulers, [side.optimizer for side in self._sides])
-        restore_rng(self._resume)
+        restore_schedulers(self._resume, self.schedules.each(), [side.optimizer for side in self._sides])
+        self.schedules.put_back(self.kept.found_paces)
+        restore_rng(self._resume, self._generator)
         self._resume = {}
 
     def back(self) -> None:
@@ -878,21 +961,95 @@ class RunSession(Session):
         self._follow_mode()
         return stop
 
+    def epochs(self, count: int) -> Epochs:
+        """See `paceline.epochs`."""
+        if not self.prepared:
+            raise UsageError("epochs() was called before prepare(): call paceline.prepare(…) first.")
+        self._require_joined()
+        if self._epochs is None:
+            self._epochs = EpochCounter(self._start, self._loader, self.kept, ended=lambda: self._ending.told)
+        self._kept_again = {}  # the script leaves out finished epochs, so they change nothing
+        return self._epochs.loop(count)
+
+    def prepare_validation(self, loader: Any, place: str) -> ValidationLoader:
+        """See `paceline.prepare_validation`."""
+
+        def find_place() -> tuple[int, int]:
+            # A worker that catches up with the run may be told of readers before it came.
+            readers = sorted({*self.gather(place, "null"), self.rank})
+            return readers.index(self.rank), len(readers)
+
+        planned = self.rank % self.world_size, self.world_size
+        return ValidationLoader(loader, seed=self._seed, planned=planned, find_place=find_place)
+
+    def gather(self, place: str, text: str) -> dict[int, str]:
+        """The values of all workers that call at this place of the script, by rank."""
+        if not self.prepared:
+            raise UsageError(f"paceline.{place} came before prepare(): call paceline.prepare(…) first.")
+        self._require_joined()
+        with self._link:
+            found = Collectives(self._client, self._group, self.rank).gather(place, text)
+        self._follow_mode()
+        return found
+
     def _save_if_asked(self) -> None:
         """A worker's part of a checkpoint is due between two batches and not in a step: what it does after
         that (a scheduler's step, say) belongs to it."""
         if self._joined and (self._client.save_due() or self._owes_save):
             self._save()
 
-    def _quieten(self, scheduler: Any) -> None:
-        """A prepared scheduler is put where it was; what the skipped epochs do to it must not count."""
-        step = scheduler.step
+    # --- the schedulers' side ---------------------------------------------------------------------
 
-        def unless_skipping(*args: Any, **kwargs: Any) -> None:
-            if self._skipping is None:
-                step(*args, **kwargs)
+    def place(self) -> RunPlace | None:
+        """How far the run is in its data; None if nobody counts it (a stream, no loader)."""
+        if not self._joined or not isinstance(self._loader, LeasedLoader):
+            return None
+        if (done := self.done()) is None:
+            return None
+        whole_batches = self._left_early or (self.mode.by_round and self._loader.drop_last)
+        whole = self._loader.in_parts if whole_batches else self._loader.positions
+        return RunPlace(done=done, whole=whole, batches=len(self._loader))
 
-        scheduler.step = unless_skipping
+    def has_others(self) -> bool:
+        """Whether there are other workers."""
+        return self.world_size > 1 or (self._joined and "others" in self._client.last_admit)
+
+    def follows(self) -> bool:
+        """Whether the workers' steps are not the run's."""
+        return not self.mode.by_round and self.has_others()
+
+    def ahead(self) -> int | None:
+        """Where workers count: how many steps a count may be ahead of what the run has told, None: any.
+
+        A hybrid's group goes back to a checkpoint when a member dies, and hears of the run now and then only.
+        """
+        if not self.has_others() or (self.mode.grouped and not self.mode.serverless):
+            return None
+        return self.mode.push_every + self._transfer.prefetch + 1
+
+    def skips(self, scheduler: Any) -> bool:
+        """Whether the script is in an epoch that the run has finished, and the scheduler will be put back."""
+        if self._skipping is None:
+            return False
+        at = next((k for k, each in enumerate(self.schedules.each()) if each is scheduler), None)
+        return f"user:scheduler:{at}" in self._resume
+
+    def habits_known(self) -> None:
+        """Workers that join later should hear how this script steps its schedulers."""
+        self.kept.mark()
+
+    def run_progress(self) -> RunProgress:
+        """See `paceline.progress`."""
+        if not self._joined:
+            return super().run_progress()
+        updates, samples = self._reached_by_now()
+        planned = None if self._epochs is None else self._epochs.planned
+        return RunProgress(
+            updates=max(updates, int(self._client.last_admit.get("version", 0))),
+            samples=samples,
+            epoch=max(self._epoch, self._start),
+            fraction=fraction_done(self.place(), planned),
+        )
 
     # --- the group's side (RunSide) ---------------------------------------------------------------
 
@@ -918,6 +1075,31 @@ class RunSession(Session):
             self._client.version = version
         return self._client.version
 
+    def samples(self, samples: int | None = None) -> int:
+        """Samples of the run's updates so far, as this member knows; set, if given."""
+        if samples is not None:
+            self._samples = samples
+        return int(self._client.last_admit.get("samples", self._samples))
+
+    def updated_together(self, samples: int) -> None:
+        """Every member of the group has made the run's next update by itself, of so many samples."""
+        self._together += 1
+        self._samples += samples
+        if self._done is not None and self._loader is not None and self._loader.batch_size is not None:
+            self._done += samples
+
+    def moved(self, out: int, back: int, *, wire: bool) -> None:
+        """A step moved so many bytes within the group, over sockets (`wire`) or through memory."""
+        self._traffic.moved_in_group(out, back, wire=wire)
+
+    def done(self, done: int | None = None) -> int | None:
+        """Samples of all epochs that are through, as this member knows; set, if given."""
+        if done is not None:
+            self._done = done
+        if self._group is None or self._group.is_root:
+            self._done = self._client.last_admit.get("done", self._done)
+        return self._done  # a member is where its root is, also if it has heard more by itself
+
     def stop_told(self) -> bool:
         """Whether the run ends early, as this member was told."""
         return self._ending.known
@@ -935,11 +1117,14 @@ class RunSession(Session):
         part = capture(
             self._models,
             self._trained,
-            self._schedulers,
+            self.schedules.each(),
             [side.optimizer for side in self._sides],
             self._epoch,
+            self._values.steps,
             with_frozen=self.rank == 0,
+            generator=self._generator,
         )
+        part |= self.kept.tensors()
         for side in self._sides:
             mine = f"{side.index}:" if side.index else ""
             part |= {f"stepper:{mine}{k}": v for k, v in side.stepper.state().items()}
@@ -956,10 +1141,20 @@ class RunSession(Session):
 
     def _send_buffers(self, buffers: BufferSchedule) -> None:
         """Let the run know the model's buffers, in case that this worker dies."""
+        self._send_for_others(buffers.collect())
+        buffers.sent()
+
+    def _send_kept(self) -> None:
+        """Let the run know what worker 0's script keeps, for those that join later."""
+        if self.rank == 0 and self._group is None:
+            self._send_for_others(self.kept.tensors())
+        self.kept.sent()
+
+    def _send_for_others(self, tensors: dict[str, Tensor]) -> None:
+        """Let the run know what a worker that joins later starts from."""
         phase = self._lane.enter(Phase.CHECKPOINT)
         with self._link:
-            self._client.save(buffers.collect(), buffers=True)
-        buffers.sent()
+            self._client.save(tensors, buffers=True)
         self._lane.enter(phase)
 
     def progress(self) -> dict[str, int]:
@@ -974,14 +1169,22 @@ class RunSession(Session):
         if "samples" in metrics and self.prepared and not self._has_loader:
             metrics = dict(metrics)
             self._account.log_samples(_whole(metrics.pop("samples")))
-        self._reporter.log(metrics, self._clock)
+        self._norms.logged(metrics)
+        self._reporter.log(metrics, self._clock, *self._reached_by_now(), self._epoch)
+
+    def _reached_by_now(self) -> tuple[int, int]:
+        """Version and samples of the run that this worker's parameters have, as far as it knows."""
+        if not self._joined:
+            return 0, 0
+        if self.mode.serverless:  # members other than the root hear nothing from the servers
+            return int(self._client.welcome["version"]) + self._together, self._samples
+        client = self._client
+        return client.version, client.last_admit.get("samples", self._samples)
 
     def _report(self) -> None:
         waited_s = self._client.wait_s + (self._group.waited_s if self._group is not None else 0.0)
-        client = self._client
-        self._reporter.report(
-            self._clock, wait_s=waited_s, bytes_out=client.bytes_sent, bytes_in=client.bytes_received
-        )
+        self._traffic.look(self._client)
+        self._reporter.report(self._clock, wait_s=waited_s, ledger=self._ledger.told())
 
     def _end_with_group(self, group: Group) -> None:
         if group.ended is None:
@@ -1076,5 +1279,5 @@ def current_session() -> Session:
     """The session of this process; a script that runs alone gets one too."""
     global _current
     if _current is None:
-        _current = AloneSession()
+        _current = AloneSession(order_seed(os.environ))
     return _current

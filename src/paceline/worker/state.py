@@ -1,13 +1,13 @@
 """A worker's part of a checkpoint: buffers, random state, schedulers, as named tensors.
 
-Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `rng:epoch` (the one begun last),
+Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `rng:loader` (the DataLoader's own
+generator, where it has one), `rng:epoch` (the one begun last), `rng:steps` (the worker's steps so far),
 `user:scheduler:K` and `user:settings` (the optimizer's parameter groups), these two as JSON bytes; where
 workers step by themselves also `inner:…` (their optimizer's state) and `stepper:…` (see stepping.py), and
-where gradients are compressed `encoder:…` (see encoding.py).
+where gradients are compressed `encoder:…` (see encoding.py). What the script keeps is in `script:…` (see
+script_state.py).
 """
 
-import collections
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from paceline.exceptions import UsageError
 from paceline.params import settings_of
+from paceline.worker.plain import from_json_tensor, from_plain, is_plain, json_tensor, plain
 from paceline.worker.prepared import Models
+from paceline.worker.script_state import KEY
 
 __all__ = [
     "OWN_PARTS",
@@ -28,9 +30,10 @@ __all__ = [
     "load_extras",
     "restore_rng",
     "restore_schedulers",
+    "steps_of",
 ]
 
-OWN_PARTS = ("rng:", "user:", "inner:", "stepper:", "encoder:")
+OWN_PARTS = ("rng:", "user:", "inner:", "stepper:", "encoder:", KEY)
 """Beginnings of the keys that are not the model's."""
 
 
@@ -77,30 +80,37 @@ def capture(
     schedulers: Sequence[Any],
     optimizers: Sequence[torch.optim.Optimizer],
     epoch: int,
+    steps: int,
     *,
     with_frozen: bool,
+    generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
     """This worker's part of a checkpoint.
 
     Args:
         epoch: the one it has begun last.
+        steps: those that it has finished, in all.
+        generator: what seeds the DataLoader's processes, if that is not torch's global one.
         with_frozen: frozen parameters too; they are the same on all workers, so one of them is enough.
     """
     frozen = {name for name, _ in models.named_parameters(remove_duplicate=False)} - trained
     left_out = trained if with_frozen else trained | frozen
     found = {f"buffer:{name}": value.clone() for name, value in extras_of(models, left_out).items()}
     found["rng:epoch"] = torch.tensor(epoch)
+    found["rng:steps"] = torch.tensor(steps)
     found["rng:torch"] = torch.get_rng_state()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["rng:cuda"] = torch.cuda.get_rng_state()
+    if generator is not None:
+        found["rng:loader"] = generator.get_state()
     numpy_state: Any = np.random.get_state()
-    found["rng:numpy"] = _json_tensor([numpy_state[1].tolist(), *numpy_state[2:]])
+    found["rng:numpy"] = json_tensor([numpy_state[1].tolist(), *numpy_state[2:]])
     version, internal, gauss = random.getstate()
-    found["rng:python"] = _json_tensor([version, list(internal), gauss])
+    found["rng:python"] = json_tensor([version, list(internal), gauss])
     for k, scheduler in enumerate(schedulers):
-        state = {key: _plain(v) for key, v in scheduler.state_dict().items() if _is_plain(v)}
-        found[f"user:scheduler:{k}"] = _json_tensor(state)
-    found["user:settings"] = _json_tensor([g for o in optimizers for g in settings_of(o)])
+        state = {key: plain(v) for key, v in scheduler.state_dict().items() if is_plain(v)}
+        found[f"user:scheduler:{k}"] = json_tensor(state)
+    found["user:settings"] = json_tensor([g for o in optimizers for g in settings_of(o)])
     return found
 
 
@@ -109,17 +119,28 @@ def epoch_of(tensors: dict[str, Tensor]) -> int | None:
     return int(tensors["rng:epoch"]) if "rng:epoch" in tensors else None
 
 
-def restore_rng(tensors: dict[str, Tensor]) -> None:
-    """Go on with the random numbers where the checkpoint was."""
+def steps_of(tensors: dict[str, Tensor]) -> int | None:
+    """The steps that a worker had finished then; None if it was not there, or of an older version."""
+    return int(tensors["rng:steps"]) if "rng:steps" in tensors else None
+
+
+def restore_rng(tensors: dict[str, Tensor], generator: torch.Generator | None = None) -> None:
+    """Go on with the random numbers where the checkpoint was.
+
+    Args:
+        generator: as in `capture`.
+    """
+    if "rng:loader" in tensors and generator is not None:
+        generator.set_state(tensors["rng:loader"])
     if "rng:torch" in tensors:
         torch.set_rng_state(tensors["rng:torch"])
     if "rng:cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng:cuda"])
     if "rng:numpy" in tensors:
-        keys, position, has_gauss, cached = _from_tensor(tensors["rng:numpy"])
+        keys, position, has_gauss, cached = from_json_tensor(tensors["rng:numpy"])
         np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     if "rng:python" in tensors:
-        version, internal, gauss = _from_tensor(tensors["rng:python"])
+        version, internal, gauss = from_json_tensor(tensors["rng:python"])
         random.setstate((version, tuple(internal), gauss))
 
 
@@ -130,10 +151,10 @@ def restore_schedulers(
     for k, scheduler in enumerate(schedulers):
         key = f"user:scheduler:{k}"
         if key in tensors:
-            saved = {name: _from_plain(v) for name, v in _from_tensor(tensors[key]).items()}
+            saved = {name: from_plain(v) for name, v in from_json_tensor(tensors[key]).items()}
             scheduler.load_state_dict({**scheduler.state_dict(), **saved})
-    if schedulers and "user:settings" in tensors:
-        saved_groups = _from_tensor(tensors["user:settings"])
+    if "user:scheduler:0" in tensors and schedulers and "user:settings" in tensors:
+        saved_groups = from_json_tensor(tensors["user:settings"])
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, settings in zip(groups, saved_groups, strict=False):
             for name, value in settings.items():
@@ -147,45 +168,3 @@ def _put(group: dict[str, Any], name: str, value: Any) -> None:
         group[name].fill_(value)
     else:
         group[name] = tuple(value) if isinstance(value, list) else value
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        _plain(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _plain(value: Any) -> Any:
-    """As JSON that `_from_plain` turns back: tuples, and dicts with keys that are no strings, too."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_plain(v) for v in value]}
-    if isinstance(value, dict):
-        kind = "counter" if isinstance(value, collections.Counter) else "dict"
-        return {kind: [[_plain(k), _plain(v)] for k, v in value.items()]}
-    raise TypeError(f"{type(value).__name__} is not kept in a checkpoint")
-
-
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_from_plain(v) for v in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, items),) = value.items()
-    if kind == "tuple":
-        return tuple(_from_plain(v) for v in items)
-    pairs = {_from_plain(k): _from_plain(v) for k, v in items}
-    return collections.Counter(pairs) if kind == "counter" else pairs
-
-
-def _json_tensor(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
-def _from_tensor(tensor: Tensor) -> Any:
-    return json.loads(bytes(tensor.tolist()))

@@ -1,0 +1,60 @@
+"""attempts.json: how often each worker of a run was started, over all replacements, go-backs and resumes."""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Attempt", "Attempts"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a worker."""
+
+    number: int
+    """Counted from 0."""
+    after: int | None
+    """The attempt of the process that it replaces, whose steps go on; None: it begins, or goes on from a
+    checkpoint."""
+
+
+class Attempts:
+    """The file of one run directory. A full disk costs the numbers of later controllers, and nothing else.
+
+    Args:
+        resumes: how often the run was resumed, for one that has no such file yet.
+    """
+
+    def __init__(self, run: Path, resumes: int = 0) -> None:
+        self._path = run / "attempts.json"
+        self._first = resumes
+        self._started: dict[int, int] = {}
+        """How often each worker was started."""
+        self._since: dict[int, int] = {}
+        """The attempt with which each worker began, or went on from a checkpoint, last."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            known = json.loads(self._path.read_text())
+            self._started = {int(rank): int(n) for rank, n in known["started"].items()}
+            self._since = {int(rank): int(n) for rank, n in known["since"].items()}
+
+    def begin_anew(self) -> None:
+        """The run begins, or all workers go on from a checkpoint: nobody replaces a process from before."""
+        self._since = dict(self._started)
+
+    def start(self, rank: int) -> Attempt:
+        """A worker is started now."""
+        number = self._started.get(rank, self._first)
+        since = self._since.setdefault(rank, number)
+        self._started[rank] = number + 1
+        self._write()
+        return Attempt(number, number - 1 if number > since else None)
+
+    def _write(self) -> None:
+        text = json.dumps({"started": self._started, "since": self._since})
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        # Without fsync, at the start of every worker: after a power cut a number may be used again.
+        with contextlib.suppress(OSError):
+            temporary.write_text(text)
+            os.replace(temporary, self._path)

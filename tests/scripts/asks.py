@@ -1,0 +1,24 @@
+"""Asks its user something, who is not there."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+
+torch.manual_seed(0)
+inputs = torch.randn(256, 10)
+targets = (inputs.sum(1) > 0).long()
+
+model = nn.Linear(10, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=32)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+
+for x, y in loader:
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if input("Shall it be saved? ") == "yes":
+    torch.save(model.state_dict(), "model.pt")
