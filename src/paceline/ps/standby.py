@@ -14,6 +14,7 @@ from paceline.data.leases import Lease, LeaseBook
 from paceline.exceptions import FrameError
 from paceline.modes import Clocks, ModeSpec, PushId, Rounds, Schedule, parse_mode
 from paceline.ps.ballot import Ballot
+from paceline.ps.collectives import Collectives
 from paceline.ps.fates import Fates
 from paceline.ps.lead import Applied, Lead, Push, Steps, Totals
 from paceline.ps.norms import NormBound
@@ -60,6 +61,7 @@ _CLASSES: dict[str, type[Any]] = {
     for kind in (
         Lead,
         Ballot,
+        Collectives,
         Totals,
         NormBound,
         Fates,
@@ -73,7 +75,7 @@ _CLASSES: dict[str, type[Any]] = {
         Schedule,
     )
 }
-_MANY: dict[str, Any] = {"tuple": tuple, "set": set, "deque": collections.deque}
+_MANY: dict[str, Any] = {"tuple": tuple, "set": set}
 
 
 def lead_to_json(lead: Lead) -> Any:
@@ -103,6 +105,8 @@ def _dump(value: Any) -> Any:
         name = "counter" if isinstance(value, collections.Counter) else "dict"
         return {name: [[_dump(k), _dump(v)] for k, v in value.items()]}
     name = type(value).__name__
+    if isinstance(value, collections.deque):
+        return {name: [value.maxlen, [_dump(each) for each in value]]}
     if name in _MANY:
         ordered = sorted(value) if isinstance(value, set) else value
         return {name: [_dump(each) for each in ordered]}
@@ -127,6 +131,9 @@ def _load(data: Any) -> Any:
     if name in ("dict", "counter"):
         pairs = {_load(k): _load(v) for k, v in content}
         return collections.Counter(pairs) if name == "counter" else pairs
+    if name == "deque":
+        limit, items = content
+        return collections.deque((_load(each) for each in items), maxlen=limit)
     if name in _MANY:
         return _MANY[name](_load(each) for each in content)
     kind = _CLASSES[name]
