@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.modes import parse_mode
 from paceline.exceptions import PacelineError
-from paceline.modes import parse_mode
 from paceline.plan import Job, make_plan
 
 __all__ = ["Event", "History", "draw"]

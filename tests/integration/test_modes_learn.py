@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.modes import parse_mode
+from paceline.core.modes import parse_mode
 from tests.speed import first
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.modes import parse_mode
+from paceline.core.modes import parse_mode
 from paceline.observe import RunStatus
 from paceline.observe.pace import pace_of
 from paceline.worker.traffic import ring_bytes

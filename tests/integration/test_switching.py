@@ -23,8 +23,8 @@ from torch import nn
 
 from paceline.api.jobs import latest_checkpoint, resume_run
 from paceline.control import Requests
+from paceline.core.modes import parse_mode
 from paceline.exceptions import PlanError
-from paceline.modes import parse_mode
 from paceline.observe import RunStatus
 from paceline.storage import checkpoint as checkpoints
 from tests.integration.test_equivalence import assert_same_bits, with_state

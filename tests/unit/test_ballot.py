@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.leases import LeaseBook
-from paceline.modes import PushId, parse_mode
-from paceline.ps.ballot import Ballot
-from paceline.ps.lead import Lead, Push
+from paceline.core.ballot import Ballot
+from paceline.core.decider import Lead, Push
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import PushId, parse_mode
 from paceline.ps.standby import lead_from_json, lead_to_json
 
 

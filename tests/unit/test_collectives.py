@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline
-from paceline.data.leases import LeaseBook
+from paceline.core.collective_calls import CollectiveCalls
+from paceline.core.decider import Lead, Push
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import UsageError
-from paceline.modes import PushId, parse_mode
-from paceline.ps.collectives import Collectives
-from paceline.ps.lead import Lead, Push
 from paceline.ps.standby import lead_from_json, lead_to_json
 from paceline.worker.collectives import MOST_BYTES, from_text, mean_of, to_text
 
 # --- the state machine ------------------------------------------------------------------------------
 
 
-def called(*calls: tuple[int, str], late: tuple[int, ...] = ()) -> Collectives:
-    found = Collectives()
+def called(*calls: tuple[int, str], late: tuple[int, ...] = ()) -> CollectiveCalls:
+    found = CollectiveCalls()
     for worker in late:
         found.joined(worker, late=True)
     for worker, place in calls:
@@ -107,7 +107,7 @@ EVENTS = st.lists(
 
 @given(events=EVENTS)
 def test_whatever_happens_answers_are_whole_and_nobody_waits_for_nobody(events):
-    calls = Collectives()
+    calls = CollectiveCalls()
     members, busy, late = {0, 1, 2, 3}, set(), set()
     pending: dict[int, tuple[int, str]] = {}
     numbers = dict.fromkeys(range(4), 0)
@@ -151,7 +151,7 @@ def test_whatever_happens_answers_are_whole_and_nobody_waits_for_nobody(events):
 @given(order=st.permutations([worker for worker in range(3) for _ in range(4)]))
 def test_workers_that_run_the_same_script_always_get_all_values(order):
     """Whatever the order in which they come: the k-th call of one is answered with the k-th of the others."""
-    calls = Collectives()
+    calls = CollectiveCalls()
     turns, numbers = dict.fromkeys(range(3), 0), dict.fromkeys(range(3), 0)
     answers: dict[int, list[list[str]]] = {worker: [] for worker in range(3)}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paceline.modes import damped_rates
+from paceline.core.modes import damped_rates
 from paceline.params import OptimizerSpec, describe, tensor_views
 from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.testing import SimulatedRun

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.modes import parse_mode
+from paceline.core.modes import parse_mode
 from paceline.observe.diagnosis import LOSSES, Diagnosis, diagnose
 from paceline.observe.facts import Facts, LinkFacts, ServerFacts, Times, WorkerFacts, facts_of
 from paceline.observe.phases import PHASES, Phase

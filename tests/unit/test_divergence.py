@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.modes import parse_mode
-from paceline.modes.divergence import Divergence, explained, is_loss
+from paceline.core.modes import parse_mode
+from paceline.core.modes.divergence import Divergence, explained, is_loss
 
 STEPS = 300
 Course = Callable[[int], float]

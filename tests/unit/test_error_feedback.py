@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from paceline.comm.compression import parse_compression
 from paceline.comm.compression.codec import Decoder, Piece
-from paceline.modes import PushId
+from paceline.core.decider import Push
+from paceline.core.fates import Fates
+from paceline.core.modes import PushId
 from paceline.params import Layout, describe, flat_view, tensor_views
-from paceline.ps.fates import Fates
-from paceline.ps.lead import Push
 from paceline.worker.encoding import Encoders
 from tests.unit.test_compression import FEEDBACK
 from tests.unit.test_lead import Worker, lead_of

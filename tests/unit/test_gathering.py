@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save
 
 from paceline.comm import Kind
+from paceline.core.decider import Steps
 from paceline.exceptions import CheckpointError
 from paceline.ps.gathering import Gathering
-from paceline.ps.lead import Steps
 from paceline.ps.saving import Saver
 from paceline.storage.checkpoint import latest, write_part
 

@@ -1,9 +1,9 @@
 """Rows: every member of a group reads its part of the same leases, whenever it comes for them."""
 
-from paceline.data.leases import LeaseBook
-from paceline.modes import PushId, parse_mode
-from paceline.ps.lead import Lead, Push
-from paceline.ps.rows import Rows
+from paceline.core.decider import Lead, Push
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import PushId, parse_mode
+from paceline.core.rows import Rows
 
 
 def book(samples: int, *, by_round: bool = True, **widths: int) -> LeaseBook:

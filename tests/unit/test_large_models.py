@@ -8,8 +8,8 @@ from torch import nn
 from paceline.comm import Kind, frames
 from paceline.comm.compression.message import Reader, positions_parts
 from paceline.comm.transfer import encoded_sizes
+from paceline.core.placement import Placement
 from paceline.params import Layout, OptimizerSpec, describe
-from paceline.params.placement import Placement
 from paceline.ps.peers import MAX_STATE_BYTES
 
 PARAMETERS = 2_300_000_000

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.layout import SLICE_BYTES, is_dense
 from paceline.exceptions import FrameError
 from paceline.params import Layout, TensorInfo, partition
-from paceline.params.layout import SLICE_BYTES, is_dense
 
 ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 

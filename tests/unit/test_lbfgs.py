@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from paceline.core.modes.lbfgs import Answer, Lbfgs, Move, Ops, merge_answers, num_answers
 from paceline.exceptions import UsageError
-from paceline.modes.lbfgs import Answer, Lbfgs, Move, Ops, merge_answers, num_answers
 
 Function = Callable[[Tensor], Tensor]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from paceline.data.leases import LeaseBook
+from paceline.core.decider import QUARANTINE, Lead, Push
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import PlanError
-from paceline.modes import PushId, parse_mode
-from paceline.ps.lead import QUARANTINE, Lead, Push
 
 
 def lead_of(mode: str, *, samples: int = 32, batch: int = 4, workers: int = 2, **more: Any) -> Lead:

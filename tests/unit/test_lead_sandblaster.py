@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.data.leases import Lease, LeaseBook
-from paceline.modes import Admit, Drop, Epochs, Hold, PushId, parse_mode
-from paceline.modes.lbfgs import Lbfgs
-from paceline.ps.descent import Descent
-from paceline.ps.lead import Lead, Push
+from paceline.core.decider import Lead, Push
+from paceline.core.descent import Descent
+from paceline.core.leases import Lease, LeaseBook
+from paceline.core.modes import Admit, Drop, Epochs, Hold, PushId, parse_mode
+from paceline.core.modes.lbfgs import Lbfgs
 from paceline.ps.vectors import run_on
 
 # A quadratic: every sample has a place and a curvature of its own.

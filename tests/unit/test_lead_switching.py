@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.leases import LeaseBook
-from paceline.modes import ModeSpec, PushId, Schedule, parse_mode
-from paceline.ps.lead import Lead, Push
+from paceline.core.decider import Lead, Push
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import ModeSpec, PushId, Schedule, parse_mode
 
 MODES = [
     "bsp",

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from paceline.data import Lease, LeaseBook
-from paceline.data.leases import KEPT_EPOCHS, Copies
+from paceline.core.leases import KEPT_EPOCHS, Copies, Lease, LeaseBook
 from paceline.exceptions import UsageError
 
 

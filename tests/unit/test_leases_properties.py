@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data import Lease, LeaseBook
+from paceline.core.leases import Lease, LeaseBook
 
 EVENTS_PER_RUN = 300
 

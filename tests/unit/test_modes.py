@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from paceline.core.modes import Admit, Apply, Drop, Hold, Machine, ModeSpec, PushId, parse_mode
 from paceline.exceptions import UsageError
-from paceline.modes import Admit, Apply, Drop, Hold, Machine, ModeSpec, PushId, parse_mode
 
 # Text forms
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.modes import Decision, Guard, parse_mode
+from paceline.core.modes import Decision, Guard, parse_mode
 
 ASP = parse_mode("asp")
 

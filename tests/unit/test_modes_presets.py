@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.modes import ModeSpec, as_first_stored, parse_mode
 from paceline.exceptions import UsageError
-from paceline.modes import ModeSpec, as_first_stored, parse_mode
 
 # name, bound, spare, push_every, fetch_every, payload, outer
 PRESETS = {

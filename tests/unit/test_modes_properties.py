@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.modes import Admit, Apply, Drop, Hold, Instruction, PushId, parse_mode
+from paceline.core.modes import Admit, Apply, Drop, Hold, Instruction, PushId, parse_mode
 
 MODES = ["bsp", "backup:1", "backup:3", "ssp:0", "ssp:1", "ssp:4", "asp"]
 MODES += ["ssp:0+quorum=2", "ssp:2+quorum=4", "asp+quorum=3", "asp+quorum=20"]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from paceline.core.modes import Schedule, parse_mode, parse_schedule
 from paceline.exceptions import UsageError
-from paceline.modes import Schedule, parse_mode, parse_schedule
 
 BSP = parse_mode("bsp")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.modes import in_words, parse_mode
+from paceline.core.modes import in_words, parse_mode
 
 
 @pytest.mark.parametrize(

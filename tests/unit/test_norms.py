@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.leases import LeaseBook
-from paceline.modes import PushId, parse_mode
-from paceline.ps.lead import QUARANTINE, Lead, Push
-from paceline.ps.norms import LEAST, WINDOW, NormBound, SliceNorms
+from paceline.core.decider import QUARANTINE, Lead, Push
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import PushId, parse_mode
+from paceline.core.norms import LEAST, WINDOW, NormBound, SliceNorms
 from paceline.worker import reporting
 
 

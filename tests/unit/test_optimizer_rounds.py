@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.core.decider import OUT_OF_STEP, Lead, OutOfStep, Push
+from paceline.core.modes import Admit, Apply, PushId, Rounds
+from paceline.core.modes.spec import parse_mode
 from paceline.exceptions import FrameError
-from paceline.modes import Admit, Apply, PushId, Rounds
-from paceline.modes.spec import parse_mode
 from paceline.params import OptimizerSpec, StateBook, describe
-from paceline.ps.lead import OUT_OF_STEP, Lead, OutOfStep, Push
 from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.ps.standby import lead_from_json, lead_to_json
 from paceline.worker.prepared import Models

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from paceline.data.leases import Lease
+from paceline.core.decider import Lead, Steps
+from paceline.core.leases import Lease
 from paceline.observe.thinning import Thinning
-from paceline.ps.lead import Lead, Steps
 from paceline.ps.ordering import Ordering, append_pushes, open_pushes
 from paceline.ps.peers import WorkerPeer
 from tests.unit.test_lead import Worker, lead_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.core.modes import parse_mode
 from paceline.exceptions import PlanError, UsageError
-from paceline.modes import parse_mode
 from paceline.plan import Job, ModelFacts, make_plan
 from paceline.plan import plan as module
 

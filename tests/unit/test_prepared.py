@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.core.modes import parse_mode
 from paceline.exceptions import UsageError
-from paceline.modes import parse_mode
 from paceline.params import describe
 from paceline.worker.alone import AloneSession
 from paceline.worker.optimizer import make_exchanging, stop_exchanging

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from paceline.causes import Cause, ending_of
-from paceline.control.machine import (
+from paceline.core.run_machine import (
     Announce,
     Dismiss,
     End,

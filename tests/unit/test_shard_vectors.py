@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.core.modes.lbfgs import merge_answers
 from paceline.exceptions import FrameError
-from paceline.modes.lbfgs import merge_answers
 from paceline.params import OptimizerSpec, StateBook, describe, partition
 from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.ps.vectors import run_on

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.leases import LeaseBook
+from paceline.core.decider import Lead
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import parse_mode
 from paceline.exceptions import FrameError
-from paceline.modes import parse_mode
-from paceline.ps.lead import Lead
 from paceline.ps.standby import Standby, lead_from_json, lead_to_json
 
 MODES = ["bsp", "backup:1", "ssp:1", "ssp:1+batches=speed", "asp", "asp+quorum=2"]

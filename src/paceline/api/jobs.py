@@ -11,9 +11,9 @@ from typing import Any
 
 from paceline.control import Controller, RunDirectory
 from paceline.control.kept_record import KeptRecord
+from paceline.core.modes import parse_mode
 from paceline.engines import LocalEngine
 from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageError
-from paceline.modes import parse_mode
 from paceline.observe import Progress, RunStatus, write_report
 from paceline.observe.output import Piece
 from paceline.plan import Job, ModelFacts, Plan, make_plan

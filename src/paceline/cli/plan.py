@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.modes import in_words
+from paceline.core.modes import in_words
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.plan.capacity import BASE_BYTES, ROLE_BYTES, model_bytes
 from paceline.plan.host import read_limits

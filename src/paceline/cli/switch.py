@@ -22,8 +22,8 @@ def switch(
     [dim]paceline switch last asp[/dim]
     """
     from paceline.control import Requests, find_run
+    from paceline.core.modes import parse_mode
     from paceline.exceptions import UsageError
-    from paceline.modes import parse_mode
 
     wanted = parse_mode(mode)
     found = find_run(run)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.comm.compression import CompressionSpec
+from paceline.core.modes import ModeSpec
 from paceline.exceptions import FrameError, UsageError
-from paceline.modes import ModeSpec
 
 __all__ = ["Transfer", "encoded_sizes"]
 

@@ -1,6 +1,5 @@
 """The controller of a run.
 
-* `machine.py`    RunMachine: the life of a run, pure: what happened in, decisions out.
 * `controller.py` Controller: carries the decisions out, with an engine and the run's connections.
 * `configs.py`    what roles are told when they are started.
 * `time_limit.py` TimeLimit: ends a run when its time is up.
@@ -18,10 +17,10 @@
 """
 
 from paceline.control.controller import Controller
-from paceline.control.machine import RunMachine, RunState
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory, find_run, list_runs
 from paceline.control.successor import Successor
+from paceline.core.run_machine import RunMachine, RunState
 
 __all__ = [
     "Controller",

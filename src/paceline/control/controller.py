@@ -23,7 +23,13 @@ from paceline.control.attempts import Attempts
 from paceline.control.configs import server_config, worker_config
 from paceline.control.guarding import Guarding
 from paceline.control.journal import Journal
-from paceline.control.machine import (
+from paceline.control.rendezvous import ReservedPort
+from paceline.control.requests import Requests
+from paceline.control.rundir import RunDirectory
+from paceline.control.tail import Outputs
+from paceline.control.time_limit import TimeLimit
+from paceline.core.modes import ModeSpec
+from paceline.core.run_machine import (
     Announce,
     Decision,
     Dismiss,
@@ -41,14 +47,8 @@ from paceline.control.machine import (
     Save,
     WaitForCause,
 )
-from paceline.control.rendezvous import ReservedPort
-from paceline.control.requests import Requests
-from paceline.control.rundir import RunDirectory
-from paceline.control.tail import Outputs
-from paceline.control.time_limit import TimeLimit
 from paceline.engines import Engine, RoleSpec, Succession
 from paceline.exceptions import CheckpointError, FrameError, LinkError, RoleFailed, UpdateOverflow
-from paceline.modes import ModeSpec
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.counting import enter_ledgers, go_on_from
 from paceline.observe.ledger import Ledgers

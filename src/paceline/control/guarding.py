@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 from paceline.comm import Kind
-from paceline.control.machine import RunState
 from paceline.control.steering import GUARD, Steering
+from paceline.core.modes import Decision, Divergence, Guard, explained, parse_mode
+from paceline.core.run_machine import RunState
 from paceline.exceptions import CheckpointError, LinkError, UsageError
-from paceline.modes import Decision, Divergence, Guard, explained, parse_mode
 from paceline.storage.checkpoint import discard_after
 
 __all__ = ["Guarding"]

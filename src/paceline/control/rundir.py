@@ -35,8 +35,8 @@ from typing import Any, Self
 import psutil
 
 from paceline.control.lock import RunLock
+from paceline.core.modes import DEFAULTS, as_first_stored
 from paceline.exceptions import PlanError, RunNotFound, UsageError
-from paceline.modes import DEFAULTS, as_first_stored
 from paceline.observe import ENDED, RunStatus
 from paceline.observe.counting import resumed
 from paceline.observe.ledger import Ledgers

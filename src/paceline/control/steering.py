@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.comm import Connection, Kind
-from paceline.control.machine import (
+from paceline.control.requests import Requests
+from paceline.control.rundir import RunDirectory
+from paceline.core.modes import ModeSpec, in_words, parse_mode
+from paceline.core.run_machine import (
     Decision,
     RunMachine,
     RunState,
 )
-from paceline.control.requests import Requests
-from paceline.control.rundir import RunDirectory
 from paceline.exceptions import LinkError, PlanError, UsageError
-from paceline.modes import ModeSpec, in_words, parse_mode
 from paceline.observe import RunStatus, ServerStatus
 from paceline.plan import Plan
 from paceline.plan.capacity import Demand, HostLimits, check_capacity

@@ -17,11 +17,11 @@ from typing import Any
 from paceline.comm import Certificate, Connection, Frame, Kind, Listener
 from paceline.comm.faults import Faults
 from paceline.control.controller import Controller, checkpoint_names
-from paceline.control.machine import Decision, GoBack, RunState, Save
 from paceline.control.rundir import RunDirectory
+from paceline.core.modes import Divergence, parse_mode
+from paceline.core.run_machine import Decision, GoBack, RunState, Save
 from paceline.engines import Engine, Handover
 from paceline.exceptions import LinkError
-from paceline.modes import Divergence, parse_mode
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.output import Piece
 from paceline.plan import Plan

@@ -1,7 +1,7 @@
 """The parameter space: all trainable tensors of a run in one flat range per dtype.
 
-* `layout.py`    Layout, Slice, Segment: what lies where; fingerprint; partition over servers. Pure.
-* `placement.py` Placement: which servers hold which slices. Pure.
+What lies where is decided in `paceline.core` (`layout.py`, `placement.py`); here is what needs torch:
+
 * `flat.py`      reads a Layout off a torch model, and makes tensor views into flat memory.
 * `state.py`     StateBook: parameters and optimizer state as named pieces, for checkpoints.
 * `fused.py`     torch's fused optimizer kernels, made to take what the plain ones take.
@@ -9,6 +9,8 @@
 * `optimizer.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
 """
 
+from paceline.core.layout import Layout, Segment, Slice, TensorInfo, partition
+from paceline.core.placement import Placement
 from paceline.params.flat import (
     HasParameters,
     bind,
@@ -21,10 +23,8 @@ from paceline.params.flat import (
     tensor_views,
 )
 from paceline.params.fused import use_fused
-from paceline.params.layout import Layout, Segment, Slice, TensorInfo, partition
 from paceline.params.numerics import Numerics
 from paceline.params.optimizer import OptimizerSpec, settings_of
-from paceline.params.placement import Placement
 from paceline.params.state import StateBook, apart
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from paceline.core.layout import ITEM_BYTES, Layout, Segment, Slice, TensorInfo, is_dense
 from paceline.exceptions import UsageError
-from paceline.params.layout import ITEM_BYTES, Layout, Segment, Slice, TensorInfo, is_dense
 
 __all__ = [
     "HasParameters",

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from paceline.comm.compression import parse_compression
 from paceline.comm.transfer import Transfer
+from paceline.core.modes import parse_mode, parse_schedule
 from paceline.exceptions import UsageError
-from paceline.modes import parse_mode, parse_schedule
 from paceline.storage.names import check_name
 
 __all__ = ["LINKS", "Job"]

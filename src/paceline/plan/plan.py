@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 from paceline.comm.faults import Faults
 from paceline.comm.impairment import LINK_CONDITIONS, LinkConditions
 from paceline.comm.protection import BLOCKS, protection
+from paceline.core.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.exceptions import UsageError
-from paceline.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
 from paceline.plan.host import read_limits
 from paceline.plan.job import Job

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from paceline.comm.certificates import Certificates, check_can_make
 from paceline.comm.tls import Certificate
+from paceline.core.modes import ModeSpec
 from paceline.exceptions import UsageError
-from paceline.modes import ModeSpec
 from paceline.plan.job import Job
 
 if TYPE_CHECKING:

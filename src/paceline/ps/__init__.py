@@ -1,4 +1,4 @@
-"""Parameter servers.
+"""Parameter servers. What they decide is in `paceline.core`.
 
 A server is made of layers, each a class of its own that builds on the one before:
 
@@ -6,8 +6,6 @@ A server is made of layers, each a class of its own that builds on the one befor
 * `executing.py` Executing: the run's one order of instructions, executed on its shard.
 * `attending.py` Attending: workers that attach, push, and whose links break.
 * `server.py`    Server: the loop, the controller, and following a lead.
-* `collectives.py` Collectives: small values that workers give each other. Pure.
-* `ballot.py`    Ballot: whether the run ends early, by the workers' votes. Pure.
 * `ordering.py`  Ordering: making that order, by what the Lead decides.
 * `gathering.py` Gathering: checkpoints.
 * `placing.py`   Placing: which server holds what; servers that die, come and go.
@@ -16,11 +14,6 @@ A server is made of layers, each a class of its own that builds on the one befor
 What they use:
 
 * `standby.py`  Standby: what a follower keeps so that it can lead.
-* `lead.py`     Lead: the mode machine and the lease book, as the lead server uses them. No sockets.
-* `norms.py`    NormBound: which gradients are absurd, though finite; SliceNorms: of a clipped update.
-* `fates.py`    Fates: which pushes were applied, for workers that compress with error feedback.
-* `descent.py`  Descent: sandblaster's part of it, the sum of an epoch and the iteration at its end.
-* `rows.py`     Rows: the leases of a group of workers, which every member reads its part of.
 * `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.
 * `shard.py`    Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
 * `lanes.py`    Lanes: the threads that share a shard's slices, on cores apart.

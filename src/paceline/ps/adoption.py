@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.core.modes import ModeSpec
 from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError
-from paceline.modes import ModeSpec
 from paceline.params import Layout, Numerics, OptimizerSpec
 from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.saving import buffers_of, optimizer_state, ran_on_workers, read_blob, worker_state

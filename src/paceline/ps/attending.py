@@ -14,13 +14,13 @@ from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.compression import parse_compression
 from paceline.comm.frames import field
 from paceline.comm.transfer import Transfer
+from paceline.core.modes import PushId
 from paceline.exceptions import (
     FrameError,
     LayoutMismatch,
     LinkError,
     UsageError,
 )
-from paceline.modes import PushId
 from paceline.params import StateBook
 from paceline.ps.config import ServerConfig
 from paceline.ps.executing import Executing, Pushed

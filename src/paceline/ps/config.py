@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.comm.frames import field
-from paceline.data.leases import LeaseBook
+from paceline.core.decider import Lead
+from paceline.core.leases import LeaseBook
+from paceline.core.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.exceptions import (
     PlanError,
 )
-from paceline.modes import ModeSpec, parse_mode, parse_schedule
-from paceline.ps.lead import Lead
 from paceline.storage.checkpoint import Checkpoint
 
 __all__ = ["ServerConfig", "book_of", "new_lead", "undealt"]

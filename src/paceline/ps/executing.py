@@ -20,13 +20,13 @@ from paceline.comm import Connection, Frame, Hub, Kind, Region
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.protection import protection
+from paceline.core.modes import PushId, parse_mode
+from paceline.core.modes.lbfgs import Answer
 from paceline.exceptions import (
     CheckpointError,
     FrameError,
     LinkError,
 )
-from paceline.modes import PushId, parse_mode
-from paceline.modes.lbfgs import Answer
 from paceline.observe.phases import Phase
 from paceline.observe.spans import recorder_of
 from paceline.params import Layout, OptimizerSpec, Placement, Slice, StateBook

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
+from paceline.core.decider import Steps
 from paceline.exceptions import CheckpointError, LinkError
 from paceline.ps.attending import rank_of, saved_part
-from paceline.ps.lead import Steps
 from paceline.ps.ordering import Ordering
 from paceline.ps.saving import Saver
 from paceline.storage.checkpoint import FileInfo

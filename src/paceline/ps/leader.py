@@ -20,7 +20,11 @@ import torch
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
-from paceline.data.leases import Lease
+from paceline.core.ballot import WHO
+from paceline.core.decider import QUARANTINE, Lead, OutOfStep, keeping
+from paceline.core.descent import Descent
+from paceline.core.leases import Lease
+from paceline.core.modes import Rounds, parse_schedule
 from paceline.exceptions import (
     CheckpointError,
     DeadlineError,
@@ -30,14 +34,10 @@ from paceline.exceptions import (
     PlanError,
     UsageError,
 )
-from paceline.modes import Rounds, parse_schedule
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attending import rank_of
-from paceline.ps.ballot import WHO
 from paceline.ps.config import ServerConfig, book_of, new_lead, undealt
-from paceline.ps.descent import Descent
-from paceline.ps.lead import QUARANTINE, Lead, OutOfStep, keeping
 from paceline.ps.ordering import LEASES_AT_ONCE, append_pushes, open_pushes
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.comm import Connection, Kind
-from paceline.data.leases import Lease
+from paceline.core.decider import Event, Lead, Steps
+from paceline.core.leases import Lease
+from paceline.core.modes import parse_mode
+from paceline.core.modes.lbfgs import Answer
+from paceline.core.norms import SliceNorms
 from paceline.exceptions import LinkError
-from paceline.modes import parse_mode
-from paceline.modes.lbfgs import Answer
 from paceline.observe.thinning import Thinning, pushes_thinning
 from paceline.ps.adoption import Adoption
 from paceline.ps.config import undealt
-from paceline.ps.lead import Event, Lead, Steps
-from paceline.ps.norms import SliceNorms
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.server import Server
 from paceline.storage.atomic import write_text_atomically

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
+from paceline.core.decider import keeping
 from paceline.exceptions import CheckpointError, LinkError
 from paceline.params import Placement, bytes_of
 from paceline.ps.gathering import Gathering
-from paceline.ps.lead import keeping
 from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.standby import lead_to_json
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
+from paceline.core.modes import parse_mode
 from paceline.exceptions import CheckpointError, FrameError, UsageError
-from paceline.modes import parse_mode
 from paceline.params import StateBook
 from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, clean_temporary, prune
 

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from paceline.comm.protection import protection
+from paceline.core.modes.damping import damped_rates
+from paceline.core.modes.lbfgs import Answer, Ops, merge_answers, num_answers
 from paceline.exceptions import CheckpointError, UpdateOverflow
-from paceline.modes.damping import damped_rates
-from paceline.modes.lbfgs import Answer, Ops, merge_answers, num_answers
 from paceline.params import (
     Layout,
     OptimizerSpec,

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.data.leases import Lease, LeaseBook
+from paceline.core.ballot import Ballot
+from paceline.core.collective_calls import CollectiveCalls
+from paceline.core.decider import Applied, Lead, Push, Steps, Totals
+from paceline.core.fates import Fates
+from paceline.core.leases import Lease, LeaseBook
+from paceline.core.modes import Clocks, ModeSpec, PushId, Rounds, Schedule, parse_mode
+from paceline.core.norms import NormBound
 from paceline.exceptions import FrameError
-from paceline.modes import Clocks, ModeSpec, PushId, Rounds, Schedule, parse_mode
-from paceline.ps.ballot import Ballot
-from paceline.ps.collectives import Collectives
-from paceline.ps.fates import Fates
-from paceline.ps.lead import Applied, Lead, Push, Steps, Totals
-from paceline.ps.norms import NormBound
 
 __all__ = ["Standby", "lead_from_json", "lead_to_json"]
 
@@ -61,7 +61,7 @@ _CLASSES: dict[str, type[Any]] = {
     for kind in (
         Lead,
         Ballot,
-        Collectives,
+        CollectiveCalls,
         Totals,
         NormBound,
         Fates,

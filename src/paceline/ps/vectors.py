@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from paceline.core.modes.lbfgs import Answer, Ops
 from paceline.exceptions import FrameError
-from paceline.modes.lbfgs import Answer, Ops
 
 __all__ = ["run_on"]
 

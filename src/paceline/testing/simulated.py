@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.data.leases import Lease, LeaseBook
-from paceline.modes import PushId, parse_mode
+from paceline.core.decider import Lead, Push, Steps
+from paceline.core.descent import Descent
+from paceline.core.leases import Lease, LeaseBook
+from paceline.core.modes import PushId, parse_mode
 from paceline.params import OptimizerSpec, bind, describe, tensor_views
-from paceline.ps.descent import Descent
-from paceline.ps.lead import Lead, Push, Steps
 from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.worker.stepping import Memory, Request, Stepper, local_step_of, make_stepper, served_optimizer
 

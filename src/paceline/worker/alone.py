@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from paceline.data.leases import LeaseBook
+from paceline.core.leases import LeaseBook
 from paceline.exceptions import UsageError
 from paceline.params import use_fused
 from paceline.worker.client import Grant

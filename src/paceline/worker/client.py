@@ -20,8 +20,8 @@ from torch import Tensor
 from paceline.comm import Access, Connection, Kind, Region
 from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
+from paceline.core.modes import parse_mode
 from paceline.exceptions import LinkError
-from paceline.modes import parse_mode
 from paceline.observe.phases import Phase
 from paceline.params import Layout, Numerics, OptimizerSpec, apart, bytes_of, flat_view
 from paceline.worker.encoding import Differences, Encoders

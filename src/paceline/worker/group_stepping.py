@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.comm import Region
-from paceline.modes import ModeSpec
+from paceline.core.modes import ModeSpec
 from paceline.params import Layout, tensor_views
 from paceline.worker.account import Account
 from paceline.worker.gradients import GradientMemory

@@ -18,8 +18,8 @@ from paceline.comm.errors import error_of
 from paceline.comm.frames import field
 from paceline.comm.impairment import LinkConditions
 from paceline.comm.transfer import Transfer
+from paceline.core.modes import ModeSpec
 from paceline.exceptions import DeadlineError, FrameError, LinkError, UsageError
-from paceline.modes import ModeSpec
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Layout, Placement, bytes_of, flat_view

@@ -22,8 +22,8 @@ from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
 from paceline.comm.transfer import Transfer
+from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptExit, UsageError
-from paceline.modes import parse_mode
 from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.spans import recorder_of
 from paceline.observe.values import ValueWriter, steps_of

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.comm import Connection, Kind
+from paceline.core.modes import is_loss
 from paceline.exceptions import LinkError, UsageError
-from paceline.modes import is_loss
 from paceline.observe.phases import PHASES
 from paceline.observe.spans import Recorder
 from paceline.observe.values import ValueWriter

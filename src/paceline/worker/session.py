@@ -15,8 +15,8 @@ from paceline.comm import Connection, Kind, Region
 from paceline.comm.faults import OF_FRAMES, Faults
 from paceline.comm.protection import protection
 from paceline.comm.transfer import Transfer
+from paceline.core.modes import ModeSpec, parse_mode
 from paceline.exceptions import UsageError
-from paceline.modes import ModeSpec, parse_mode
 from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Recorder

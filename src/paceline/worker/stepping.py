@@ -24,9 +24,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from paceline.core.modes import ModeSpec
+from paceline.core.modes.lbfgs import Lbfgs
 from paceline.exceptions import UsageError
-from paceline.modes import ModeSpec
-from paceline.modes.lbfgs import Lbfgs
 from paceline.params import Layout, flat_view, tensor_views
 from paceline.worker.gradients import GradientMemory, check_dense
 

@@ -5,7 +5,7 @@ the same. docs/observing.md has the table of all modes.
 """
 
 from paceline.comm.transfer import Transfer
-from paceline.modes import ModeSpec
+from paceline.core.modes import ModeSpec
 from paceline.observe.ledger import LedgerKeeper
 from paceline.params import Layout
 from paceline.worker.client import Client

@@ -15,10 +15,10 @@ No torch, sockets, threads or time in here: the live servers, the property tests
 run this very code.
 """
 
-from paceline.modes.damping import damped_rates
-from paceline.modes.divergence import Divergence, explained, is_loss
-from paceline.modes.guard import Decision, Guard
-from paceline.modes.machine import (
+from paceline.core.modes.damping import damped_rates
+from paceline.core.modes.divergence import Divergence, explained, is_loss
+from paceline.core.modes.guard import Decision, Guard
+from paceline.core.modes.machine import (
     Admit,
     Apply,
     Clocks,
@@ -30,10 +30,10 @@ from paceline.modes.machine import (
     PushId,
     Rounds,
 )
-from paceline.modes.schedule import Schedule, parse_schedule
-from paceline.modes.spec import ModeSpec, parse_mode
-from paceline.modes.stored import DEFAULTS, as_first_stored
-from paceline.modes.words import in_words
+from paceline.core.modes.schedule import Schedule, parse_schedule
+from paceline.core.modes.spec import ModeSpec, parse_mode
+from paceline.core.modes.stored import DEFAULTS, as_first_stored
+from paceline.core.modes.words import in_words
 
 __all__ = [
     "DEFAULTS",

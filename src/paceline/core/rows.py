@@ -7,7 +7,7 @@ in the same order.
 
 from collections.abc import Iterable, Sequence
 
-from paceline.data.leases import Lease, LeaseBook
+from paceline.core.leases import Lease, LeaseBook
 
 __all__ = ["Rows"]
 

@@ -1,6 +1,6 @@
 """Modes as people read them: in plans and reports."""
 
-from paceline.modes.spec import ModeSpec
+from paceline.core.modes.spec import ModeSpec
 
 __all__ = ["in_words"]
 

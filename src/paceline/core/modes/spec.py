@@ -35,8 +35,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from paceline.core.modes.machine import Clocks, Epochs, Machine, Rounds
 from paceline.exceptions import UsageError
-from paceline.modes.machine import Clocks, Epochs, Machine, Rounds
 
 __all__ = ["Batches", "Damping", "ModeSpec", "Outer", "Payload", "parse_mode"]
 

@@ -22,9 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from paceline.data.leases import Lease, LeaseBook
-from paceline.exceptions import FrameError, PacelineError, PlanError
-from paceline.modes import (
+from paceline.core.ballot import Ballot
+from paceline.core.collective_calls import CollectiveCalls
+from paceline.core.descent import Descent
+from paceline.core.fates import Fates
+from paceline.core.leases import Lease, LeaseBook
+from paceline.core.modes import (
     Admit,
     Apply,
     Clocks,
@@ -38,13 +41,10 @@ from paceline.modes import (
     Schedule,
     parse_mode,
 )
-from paceline.modes.lbfgs import Answer, Lbfgs
-from paceline.ps.ballot import Ballot
-from paceline.ps.collectives import Collectives
-from paceline.ps.descent import Descent
-from paceline.ps.fates import Fates
-from paceline.ps.norms import NormBound
-from paceline.ps.rows import Rows
+from paceline.core.modes.lbfgs import Answer, Lbfgs
+from paceline.core.norms import NormBound
+from paceline.core.rows import Rows
+from paceline.exceptions import FrameError, PacelineError, PlanError
 
 __all__ = ["Applied", "Event", "Lead", "OutOfStep", "Push", "Steps", "Totals", "keeping"]
 
@@ -157,7 +157,7 @@ class Lead:
         """Sandblaster's minimisation: whoever knows the script's settings puts another one here."""
         self.ballot = Ballot()
         """Whether the run ends early."""
-        self.collectives = Collectives()
+        self.collectives = CollectiveCalls()
         """What workers give each other."""
         self.several_optimizers = False
         """Whether a batch may have several steps, of which the first accounts for its samples."""

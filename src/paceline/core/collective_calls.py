@@ -14,7 +14,7 @@ No sockets, no clock: the Lead owns it, and followers replay the same events.
 
 from collections.abc import Set
 
-__all__ = ["Collectives", "Values"]
+__all__ = ["CollectiveCalls", "Values"]
 
 Values = list[str]
 """What the callers brought, by rank."""
@@ -25,7 +25,7 @@ _MOST_WHOLE = 1_000
 """Places of which it is kept that all members have called there."""
 
 
-class Collectives:
+class CollectiveCalls:
     """The calls of a run. One owner."""
 
     def __init__(self) -> None:

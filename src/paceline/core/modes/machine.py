@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from paceline.modes.spec import ModeSpec
+    from paceline.core.modes.spec import ModeSpec
 
 __all__ = [
     "Admit",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.layout import Layout, partition
 from paceline.exceptions import FrameError
-from paceline.params.layout import Layout, partition
 
 __all__ = ["Placement"]
 

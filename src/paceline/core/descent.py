@@ -9,7 +9,7 @@ the Lead is.
 from collections.abc import Sequence
 from typing import Any, Self
 
-from paceline.modes.lbfgs import Answer, Lbfgs, Ops, merge_answers
+from paceline.core.modes.lbfgs import Answer, Lbfgs, Ops, merge_answers
 
 __all__ = ["Descent"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paceline.core.modes.spec import ModeSpec, parse_mode
 from paceline.exceptions import UsageError
-from paceline.modes.spec import ModeSpec, parse_mode
 
 __all__ = ["Schedule", "parse_schedule"]
 

@@ -1,0 +1,17 @@
+"""The pure core: every decision of a run, without torch, sockets, clocks or threads.
+
+Events in, instructions out. The live servers, the property tests and the simulated run execute this code.
+
+* `modes/`        which worker waits for which: specifications, state machines, schedule, guard, L-BFGS.
+* `leases.py`     LeaseBook: every sample of an epoch goes to exactly one worker, whatever dies.
+* `layout.py`     Layout, Slice, Segment: which parameter lies where; fingerprint; partition over servers.
+* `placement.py`  Placement: which servers hold which slices.
+* `decider.py`    Lead: turns what workers do into the run's one order of steps.
+* `rows.py`       Rows: the leases of a group of workers, of which every member reads its part.
+* `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
+* `fates.py`      Fates: which pushes were applied, for workers that compress with error feedback.
+* `descent.py`    Descent: sandblaster's sum of an epoch, and the iteration at its end.
+* `ballot.py`     Ballot: whether the run ends early, by the workers' votes.
+* `collective_calls.py`  CollectiveCalls: small values that workers gather, average or broadcast.
+* `run_machine.py`  the life of a run: its states, and what follows from the end of a process.
+"""
