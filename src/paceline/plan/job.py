@@ -120,6 +120,18 @@ class Job:
     """CPU threads of each worker; None takes OMP_NUM_THREADS if it is set, and shares the cores out evenly
     otherwise."""
 
+    pin: bool = option(
+        False,
+        check=true_or_false,
+        help="Keep each worker on CPU cores of its own, as many as it has threads.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+        roles=("worker",),
+    )
+    """Keep each worker on CPU cores of its own, as many as it has threads (Linux). The kernel then cannot
+    move two workers to one core. Turn it on when workers have the machine to themselves and step times
+    vary."""
+
     link: str = option(
         "auto",
         check=one_of(LINKS),

@@ -219,6 +219,8 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
             f"threads={job.threads} per worker, but this machine has {cores} cores for us; "
             "threads that share a core slow each other down"
         )
+    if job.pin and not hasattr(os, "sched_setaffinity"):
+        found.append("pin is ignored: this system cannot keep a process on certain cores (Linux can)")
     if protection.blocks:
         found.append(
             f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf reach the model. "
