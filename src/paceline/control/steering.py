@@ -200,7 +200,7 @@ class Steering:
     def _check_mode(self, mode: ModeSpec) -> None:
         """UsageError if this run cannot go on in another mode."""
         present, job = parse_mode(self.status.mode), self.plan.job
-        if reason := present.carries(mode):
+        if reason := present.switch_refusal(mode):
             raise UsageError(reason)
         mode.check(len(self._machine.working))
         check_switch(job, mode)

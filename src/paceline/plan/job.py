@@ -15,6 +15,7 @@ from typing import Any, Self
 from paceline.comm.compression import parse_compression
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import parse_mode, parse_schedule
+from paceline.core.modes.presets import DAMPINGS, HINTS
 from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.checks import (
@@ -168,8 +169,7 @@ class Job:
         "bsp",
         check=in_one_form(parse_mode),
         metavar="MODE",
-        help="Who waits for whom: bsp, backup:B, ssp:S, asp; downpour:P,F, easgd:T, eamsgd:T, local:H, "
-        "diloco:H, hogwild, dogwild, allreduce, hybrid:MODE, sandblaster.",
+        help=f"Who waits for whom: {', '.join(HINTS[:4])}; {', '.join(HINTS[4:])}.",
         panel=CONSISTENCY,
         commands=EVERY_COMMAND,
     )
@@ -520,7 +520,7 @@ KNOBS: tuple[Option, ...] = tuple(
             kind=str | None,
             metavar="HOW",
             help="With asp, ssp, downpour: what is done about stale gradients: momentum (unless you say "
-            "otherwise), staleness, dynsgd, dc, gap, or none, the papers' plain rule.",
+            f"otherwise), {', '.join(DAMPINGS[2:])}, or none, the papers' plain rule.",
             commands=NEW_RUNS,
         ),
     )

@@ -38,7 +38,7 @@ def check_switch(job: "Job", mode: ModeSpec) -> None:
     """Raise UsageError if a run with these settings cannot be switched to a mode while it runs."""
     if reason := _transfer(job, Schedule(mode)):
         raise UsageError(reason)
-    if job.clip_norm is not None and mode.name != "bsp":
+    if job.clip_norm is not None and not mode.averages_all:
         raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
 
 
@@ -81,7 +81,7 @@ def _shared_memory(job: "Job", schedule: Schedule) -> str | None:
 
 
 def _clip_norm(job: "Job", schedule: Schedule) -> str | None:
-    if job.clip_norm is None or all(each.name == "bsp" for each in schedule.modes):
+    if job.clip_norm is None or all(each.averages_all for each in schedule.modes):
         return None
     return (
         f"clip_norm={job.clip_norm:g} clips the average of all workers' gradients, which only "
@@ -204,7 +204,7 @@ def _no_compression(transfer: "Transfer", mode: ModeSpec) -> str | None:
         )
     if mode.by_epoch:
         return "L-BFGS compares exact gradients; leave compress out"
-    if transfer.compress_replies and mode.damping in ("dc", "gap"):
+    if transfer.compress_replies and mode.remembers_reads:
         return (
             f"damping={mode.damping} compares with the parameters that a worker was sent, and with "
             "compress_replies it has others; leave compress_replies out"
@@ -228,12 +228,12 @@ def _no_overlap(mode: ModeSpec) -> str | None:
 
 
 def _no_prefetch(mode: ModeSpec) -> str | None:
-    if mode.spare is not None:
+    if mode.in_rounds:
         return (
             "it goes in rounds, whose next gradient is computed from the last reply, so a reply cannot "
             "be awaited later; use ssp:S or asp, or overlap, which hides a part of the wait in rounds too"
         )
-    if mode.payload not in ("gradient", "sum"):
+    if not mode.sends_gradients:
         return (
             "its workers go on from what they exchanged, so a reply cannot be awaited later; leave "
             "prefetch out, or make its period longer"
@@ -242,7 +242,7 @@ def _no_prefetch(mode: ModeSpec) -> str | None:
         return "a group goes on from one reply; leave prefetch out"
     if mode.by_epoch:
         return "a push of it fetches nothing, so there is no reply to hide; leave prefetch out"
-    if mode.damping in ("dc", "gap"):
+    if mode.remembers_reads:
         return (
             f"damping={mode.damping} compares with the parameters that a worker was sent last, and with "
             "prefetch it computes from older ones; use damping=staleness or dynsgd"
