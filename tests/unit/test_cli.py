@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import paceline
 from paceline import api
-from paceline.cli import logs
+from paceline.cli import logs_command as logs
 from paceline.cli.app import app
 from paceline.control.rundir import RunDirectory, find_run
 from paceline.exceptions import CheckpointError, RoleFailed
@@ -441,7 +441,7 @@ def test_runs_in_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyPat
 def test_runs_shows_the_newest(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         make_run()
-    monkeypatch.setattr("paceline.cli.runs.SHOWN", 2)
+    monkeypatch.setattr("paceline.cli.runs_command.SHOWN", 2)
     assert "… and 1 older: paceline runs --all" in invoke("runs").out
     assert "older" not in invoke("runs", "--all").out
 

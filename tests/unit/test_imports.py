@@ -199,7 +199,7 @@ def test_core_dependencies_are_the_agreed_ones() -> None:
         ("core/modes/machine.py", "from dataclasses import dataclass\nfrom ...exceptions import E"),
         ("core/modes/machine.py", "from . import spec\nfrom paceline.core.modes.spec import ModeSpec"),
         ("data/cache.py", "from . import digits\nimport time"),
-        ("testing/faults.py", "import paceline.cli.run\nfrom paceline import fit"),
+        ("testing/faults.py", "import paceline.cli.run_command\nfrom paceline import fit"),
         ("cli/run.py", "import paceline\nfrom paceline.api import fit"),
         ("__init__.py", "from paceline.api import fit\nfrom .exceptions import PacelineError"),
         ("__main__.py", "from paceline.cli import main"),

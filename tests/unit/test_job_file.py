@@ -147,7 +147,7 @@ def test_a_file_that_is_not_there(started: list[Job]) -> None:
 
 def test_plan_takes_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("paceline.cli.plan._show", lambda *_: None)
+    monkeypatch.setattr("paceline.cli.plan_command._show", lambda *_: None)
     monkeypatch.setattr(api, "inspect_script", lambda plan: seen.append(plan.job))
     Path("job.yaml").write_text("script: train.py\nworkers: 3")
     assert CliRunner().invoke(app, ["plan", "job.yaml"]).exit_code == 0

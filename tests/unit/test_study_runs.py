@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from paceline.api import studies
 from paceline.cli.app import app
-from paceline.cli.study import fitting
+from paceline.cli.study_command import fitting
 from paceline.control.rundir import RunDirectory
 from paceline.exceptions import PlanError, UsageError
 from paceline.observe import RunStatus

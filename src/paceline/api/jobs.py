@@ -17,12 +17,12 @@ from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageErr
 from paceline.observe import Progress, RunStatus, write_report
 from paceline.observe.output import Piece
 from paceline.plan import Job, ModelFacts, Plan, make_plan
-from paceline.plan.program import search_path
+from paceline.plan.program_check import search_path
 from paceline.storage import checkpoint as checkpoints
 
 __all__ = ["check_goes_on", "execute", "inspect_script", "resume_run", "run_job", "write_last"]
 
-_HEIR = "paceline.api.successor:take_over"
+_HEIR = "paceline.api.takeover:take_over"
 """Who goes on with a run whose controller was killed."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.options import complain
+from paceline.cli.parameters import complain
 from paceline.observe import RunStatus, words
 
 __all__ = ["finish"]

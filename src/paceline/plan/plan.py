@@ -14,7 +14,7 @@ from paceline.exceptions import UsageError
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
 from paceline.plan.host import read_limits
 from paceline.plan.job import Job
-from paceline.plan.program import check_program
+from paceline.plan.program_check import check_program
 from paceline.plan.rules import check_modes
 from paceline.plan.security import check_tls
 

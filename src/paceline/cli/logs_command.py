@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 from paceline.observe.output import label
 
@@ -21,7 +21,7 @@ COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
 
 
 def logs(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     role: Annotated[
         str | None,
         typer.Option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 
 if TYPE_CHECKING:
     from paceline.control.rundir import RunDirectory
@@ -20,7 +20,7 @@ _SILENT_S = 10.0
 
 
 def stop(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     now: Annotated[
         bool, typer.Option("--now", help="Do not write a checkpoint first.", show_default=False)
     ] = False,
@@ -114,13 +114,13 @@ def _tell(run: "RunDirectory", before: dict[str, Any]) -> None:
         old = len(before.get("messages") or ())
         for text in (status.get("messages") or ())[old:]:
             if text.startswith(("no checkpoint", "stopped without")):
-                options.note(text)
+                parameters.note(text)
     elif state == "crashed":
         typer.echo(_already(run))
         raise typer.Exit(1)
     elif state == "failed":
         error = str(status.get("error") or "").partition("\n")[0]
-        options.complain(f"run {run.id} failed before it could stop: {error}")
+        parameters.complain(f"run {run.id} failed before it could stop: {error}")
         raise typer.Exit(1)
     else:
         typer.echo(f"Run {run.id} {state} before it had to stop, at update {version:,}.")

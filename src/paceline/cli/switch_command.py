@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 
 __all__ = ["switch"]
 
@@ -12,7 +12,7 @@ _ANSWER_S = 60.0
 
 
 def switch(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     mode: Annotated[str, typer.Argument(help="The mode to go on in.", show_default=False)],
 ) -> None:
     """Switch a run that is going on to another mode, without a restart.

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 
 __all__ = ["scale"]
 
@@ -12,7 +12,7 @@ _ANSWER_S = 60.0
 
 
 def scale(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", help="How many workers to go on with.")
     ] = None,

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 
 __all__ = ["export"]
 
 
 def export(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     file: Annotated[
         Path,
         typer.Argument(

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 
 __all__ = ["trace"]
 
 
 def trace(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     out: Annotated[
         Path,
         typer.Argument(help="The file to write: .json, or .json.gz to be compressed.", show_default=False),
@@ -39,6 +39,6 @@ def trace(
     data = RunData(find_run(run).path)
     number = write_trace(data, out, wanted)
     for lack in data.missing:
-        options.note(lack)
+        parameters.note(lack)
     size = words.size(out.stat().st_size)
     typer.echo(f"{out}: {words.plural(number, 'span')}, {size}. Open it at https://ui.perfetto.dev")

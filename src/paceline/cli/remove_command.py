@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import PacelineError, UsageError
 from paceline.plan.amounts import nbytes, seconds
 
@@ -27,7 +27,7 @@ def rm(
             metavar="RUN …",
             help="Runs: ids, beginnings of ids, directories, or [b]last[/b].",
             show_default=False,
-            autocompletion=options.complete_run,
+            autocompletion=parameters.complete_run,
         ),
     ],
     dry_run: Annotated[bool, DRY_RUN] = False,
@@ -133,13 +133,13 @@ def _remove(chosen: "Sequence[Candidate]", *, dry_run: bool) -> None:
         try:
             left = remove(each.run)
         except PacelineError as error:
-            options.complain(str(error))
+            parameters.complain(str(error))
             failed = True
             continue
         freed, number = freed + each.nbytes, number + 1
         typer.echo(f"Removed {what}: {words.size(each.nbytes)}")
         if left:
-            options.note(
+            parameters.note(
                 f"{each.run.path} stays: it also holds {', '.join(left[:5])}{', …' * (len(left) > 5)}"
             )
     verb = "would be freed" if dry_run else "freed"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ __all__ = ["report"]
 
 
 def report(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     output: Annotated[
         Path | None,
         typer.Option(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 
 __all__ = ["compare"]
@@ -18,7 +18,7 @@ def compare(
             metavar="RUN RUN …",
             help="Two runs or more: ids, beginnings of ids, directories, or [b]last[/b].",
             show_default=False,
-            autocompletion=options.complete_run,
+            autocompletion=parameters.complete_run,
         ),
     ],
     html: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 
 if TYPE_CHECKING:
     from paceline.control.rundir import RunDirectory
@@ -22,7 +22,7 @@ _ENDINGS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stoppe
 
 
 def top(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     once: Annotated[bool, typer.Option("--once", help="Show one picture and stop.")] = False,
 ) -> None:
     """Watch a run: every worker's and server's progress, time, bytes, CPU and memory.
@@ -53,7 +53,7 @@ def top(
                 typer.echo(f"Run {found.id} goes on.")
                 return
     if status.state == "crashed":
-        options.note(
+        parameters.note(
             f"run {found.id} crashed: its controller is gone, and this is what it wrote last. "
             f"`paceline logs {found.id}` shows the logs, `paceline resume {found.id}` goes on from its last "
             "checkpoint"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.core.modes import in_words
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.plan.capacity import BASE_BYTES, ROLE_BYTES, model_bytes
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 
-@options.takes_job_options("plan")
+@parameters.takes_job_options("plan")
 def plan(
     ctx: typer.Context,
-    script: Annotated[str, options.SCRIPT],
-    args: Annotated[list[str] | None, options.ARGS] = None,
+    script: Annotated[str, parameters.SCRIPT],
+    args: Annotated[list[str] | None, parameters.ARGS] = None,
     *,
-    quiet: Annotated[bool, options.QUIET] = False,
+    quiet: Annotated[bool, parameters.QUIET] = False,
     **_: Any,
 ) -> None:
     """Show what run would do with the same options, and stop.
@@ -32,10 +32,10 @@ def plan(
 
     [dim]paceline plan --workers 4 --servers 3 train.py[/dim]
     """
-    chosen = make_plan(options.job_from(ctx.params))
-    options.note_late_flags(ctx)
+    chosen = make_plan(parameters.job_from(ctx.params))
+    parameters.note_late_flags(ctx)
     for warning in chosen.warnings:
-        options.note(warning)
+        parameters.note(warning)
 
     from paceline import api
 

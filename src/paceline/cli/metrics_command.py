@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def metrics(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     csv: Annotated[
         str | None,
         typer.Option(
