@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import paceline
 from paceline import api
-from paceline.cli import logs_command as logs
+from paceline.api import logs
 from paceline.cli.app import app
 from paceline.control.rundir import RunDirectory, find_run
 from paceline.exceptions import CheckpointError, RoleFailed

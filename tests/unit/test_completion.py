@@ -16,7 +16,8 @@ from paceline.plan import Job
 
 MAIN = (
     "import atexit, sys\n"
-    "atexit.register(lambda: print([m for m in ('torch', 'pandas', 'paceline.api') if m in sys.modules]))\n"
+    "heavy = ('torch', 'pandas', 'paceline.api.jobs')\n"
+    "atexit.register(lambda: print([m for m in heavy if m in sys.modules]))\n"
     "from paceline.cli import main; main()"
 )
 

@@ -3,8 +3,13 @@
 * `script.py`  prepare, log, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
 * `gather.py`  gather, mean, broadcast, barrier: for metrics and decisions.
 * `fitting.py` fit and Task: for people who want no loop.
-* `runs.py`    load_run: a run's tables as data frames.
+* `runs.py`    which runs there are, how each does; load_run: a run's tables as data frames.
 * `jobs.py`    run_job, resume_run, inspect_script: what the commands do.
+* `going_on.py` stop_run, switch_run, scale_run: what a run that is going on is asked for.
+* `logs.py`    read_logs: what a run's roles wrote.
+* `reports.py` write_report, compared_runs, write_run_trace.
+* `removal.py` removes runs that are over.
+* `certifying.py` make_certificates: for a run, beforehand.
 * `studies.py` study, load_study: many runs of one script, compared.
 * `exporting.py` export_run: a run's model as a file.
 * `takeover.py` take_over: go on with a run whose controller was killed.

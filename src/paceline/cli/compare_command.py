@@ -47,15 +47,10 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.control.rundir import find_run
+    from paceline.api.reports import compared_runs
     from paceline.observe import comparison
-    from paceline.observe.run_data import RunData
 
-    found = [find_run(run) for run in runs]
-    if twice := {run.id for run in found if sum(run.path == other.path for other in found) > 1}:
-        raise UsageError(f"{', '.join(sorted(twice))} is there twice: name different runs")
-    compared = [comparison.ComparedRun.of(RunData(run.path), run.state()) for run in found]
-    columns = comparison.columns_of(compared, group=group)
+    columns = comparison.columns_of(compared_runs(runs), group=group)
     names = comparison.column_names(columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("", style="dim", no_wrap=True)

@@ -33,7 +33,7 @@ def export(
 
     [dim]paceline export last model.safetensors[/dim]
     """
-    from paceline.control.rundir import find_run
+    from paceline.api.runs import find_run
 
     found = find_run(run)
     if file.is_dir():

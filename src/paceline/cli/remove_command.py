@@ -13,7 +13,7 @@ from paceline.plan.amounts import nbytes, seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.control.removing import Candidate
+    from paceline.api.removal import Candidate
 
 __all__ = ["prune", "rm"]
 
@@ -36,16 +36,10 @@ def rm(
 
     [dim]paceline rm 20261115-081502 --dry-run[/dim]
     """
-    from paceline.control.removing import candidate, refusal
-    from paceline.control.rundir import find_run
+    from paceline.api.removal import removable_runs
 
     # Nothing is removed unless all can be.
-    found = {run.path: run for run in map(find_run, runs)}
-    chosen = [candidate(run) for run in found.values()]
-    for each in chosen:
-        if each.alive:
-            raise refusal(each.run)
-    _remove(chosen, dry_run=dry_run)
+    _remove(removable_runs(runs), dry_run=dry_run)
 
 
 def prune(
@@ -85,8 +79,7 @@ def prune(
 
     [dim]paceline prune --older-than 30d --state failed --state crashed --dry-run[/dim]
     """
-    from paceline.control.removing import KEPT_STATES, candidate, choose
-    from paceline.control.rundir import list_runs
+    from paceline.api.removal import old_runs
 
     if older_than is None and larger_than is None and not state and not keep:
         raise UsageError(
@@ -96,19 +89,9 @@ def prune(
     if keep < 0:
         raise UsageError(f"--keep {keep}: give a number of runs, 0 or more")
     states = [each.strip().lower() for text in state or () for each in text.split(",")]
-    if unknown := sorted(set(states) - set(KEPT_STATES)):
-        raise UsageError(f"--state {unknown[0]}: there is no such state. Valid: {', '.join(KEPT_STATES)}")
-    found = [candidate(run) for run in list_runs()]
-    chosen = choose(
-        found,
-        now=time.time(),
-        older_than_s=older_than,
-        larger_than=larger_than,
-        states=states or KEPT_STATES,
-        keep=keep,
-    )
+    chosen, number = old_runs(older_than_s=older_than, larger_than=larger_than, states=states, keep=keep)
     if not chosen:
-        typer.echo(f"Nothing to remove: none of {len(found)} runs fulfils all conditions.")
+        typer.echo(f"Nothing to remove: none of {number} runs fulfils all conditions.")
         return
     if not dry_run and not yes:
         _remove(chosen, dry_run=True)
@@ -120,7 +103,7 @@ def prune(
 
 def _remove(chosen: "Sequence[Candidate]", *, dry_run: bool) -> None:
     """Remove them one by one, or only say so."""
-    from paceline.control.removing import remove
+    from paceline.api.removal import remove_run
     from paceline.observe import words
 
     freed, number, failed = 0, 0, False
@@ -131,7 +114,7 @@ def _remove(chosen: "Sequence[Candidate]", *, dry_run: bool) -> None:
             freed, number = freed + each.nbytes, number + 1
             continue
         try:
-            left = remove(each.run)
+            left = remove_run(each)
         except PacelineError as error:
             parameters.complain(str(error))
             failed = True

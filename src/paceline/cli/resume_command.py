@@ -42,31 +42,24 @@ def resume(
 
     [dim]paceline resume last -- --epochs 20[/dim]
     """
-    from paceline.control.rundir import find_run
+    from paceline import api
+    from paceline.api.jobs import resumable
     from paceline.observe.output import parse_shown
 
-    found = find_run(run)
-    job = found.read_job()
-    if found.alive():
-        raise found.refusal()
-    if job.script is None:
-        raise UsageError(
-            f"run {found.id} was started by paceline.fit() from Python, so there is no script to "
-            f"start again; go on with it there: paceline.fit(…, resume={found.id!r})"
-        )
+    found = resumable(run)
+    job = found.job
     shown = parse_shown(output, ctx.params["workers"] or job.workers)
     overrides = parameters.settings_from(ctx.params)
     if args or replace_args:
         overrides["args"] = _changed(job.args, args or [], replace=replace_args)
     _go_to(found.started_in)
 
-    from paceline import api
     from paceline.cli.outcome import finish
     from paceline.observe import Progress
 
     with Progress(quiet=quiet, shown=shown) as progress:
         status = api.resume_run(
-            found,
+            found.run,
             overrides,
             command=parameters.command_line(),
             progress=progress,

@@ -8,8 +8,6 @@ from paceline.cli import parameters
 
 __all__ = ["switch"]
 
-_ANSWER_S = 60.0
-
 
 def switch(
     run: Annotated[str, parameters.RUN],
@@ -21,19 +19,11 @@ def switch(
 
     [dim]paceline switch last asp[/dim]
     """
-    from paceline.control import Requests, find_run
+    from paceline.api.going_on import switch_run
+    from paceline.api.runs import find_run
     from paceline.core.modes import parse_mode
-    from paceline.exceptions import UsageError
 
-    wanted = parse_mode(mode)
+    parse_mode(mode)  # a text that is no mode's is refused before a run is looked for
     found = find_run(run)
-    if not found.alive():
-        raise UsageError(
-            f"run {found.id} is {found.state()}, so there is nothing to switch; "
-            f"`paceline resume {found.id} --mode {wanted}` goes on from its last checkpoint in {wanted}"
-        )
-    body = {"kind": "switch", "mode": str(wanted)}
-    answer = Requests(found.path).ask(body, alive=found.alive, within_s=_ANSWER_S)
-    if answer.get("refused"):
-        raise UsageError(f"run {found.id} was not switched and goes on as it was: {answer['refused']}")
-    typer.echo(f"Run {found.id} goes on in {answer['mode']} from update {answer['version']}.")
+    switched = switch_run(found, mode)
+    typer.echo(f"Run {found.id} goes on in {switched.mode} from update {switched.version}.")

@@ -10,7 +10,6 @@ import typer
 from paceline.cli import parameters
 
 if TYPE_CHECKING:
-    from paceline.control.rundir import RunDirectory
     from paceline.observe import RunStatus
 
 __all__ = ["top"]
@@ -31,11 +30,11 @@ def top(
 
     [dim]paceline top last[/dim]
     """
-    from paceline.control.rundir import find_run
+    from paceline.api.runs import find_run, run_status
     from paceline.observe import Progress
 
     found = find_run(run)
-    status = _status(found)
+    status = run_status(found)
     if once:
         _print(status)
     else:
@@ -47,7 +46,7 @@ def top(
                     if status.ended or status.state == "crashed":
                         break
                     time.sleep(POLL_S)
-                    status = _status(found, status)
+                    status = run_status(found, status)
             except KeyboardInterrupt:
                 progress.close()
                 typer.echo(f"Run {found.id} goes on.")
@@ -60,27 +59,6 @@ def top(
         )
     elif status.ended:
         typer.echo(f"Run {found.id} has ended: it {_ENDINGS[status.state]}.")
-
-
-def _status(run: "RunDirectory", before: "RunStatus | None" = None) -> "RunStatus":
-    """What the run says of itself, and `crashed` if nobody is left to say it."""
-    from paceline.exceptions import UsageError
-    from paceline.observe import RunStatus
-
-    # Asked first: a run that ends between the two is then seen to have ended.
-    state = run.state()
-    data = run.read_status()
-    if not data and before is not None:
-        return before
-    try:
-        status = RunStatus.from_json(data)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{run.path / 'status.json'} cannot be understood ({error}): another version of Paceline wrote it"
-        ) from error
-    if state == "crashed" and not status.ended:
-        status.state = state
-    return status
 
 
 def _print(status: "RunStatus") -> None:
