@@ -38,7 +38,7 @@ Invoke = Callable[..., Result]
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 8)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 8)
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "digits.py"):
         (tmp_path / name).touch()
@@ -195,7 +195,7 @@ def test_run_refuses(invoke: Invoke, started: list[Job], typed: str, said: str) 
 def test_warnings_of_the_plan_are_notes(
     invoke: Invoke, started: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 2)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 2)
     assert "note: servers=3 share 2 cores" in invoke("run", "-s", "3", "train.py").err
 
 
@@ -330,7 +330,7 @@ FACTS = ModelFacts(
     ],
 )
 def test_plan(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, typed: str, parts: list[str]) -> None:
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 2)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 2)
     plans: list[Plan] = []
 
     def inspect_script(plan: Plan) -> ModelFacts:
@@ -560,7 +560,7 @@ def test_resume_refuses(invoke: Invoke, tmp_path: Path) -> None:
     assert f"paceline.fit(…, resume='{fitted.id}')" in invoke("resume", fitted.id).err
     run = make_run()
     record = run.record() | {"directory": str(tmp_path / "gone")}
-    run._write_record(record)
+    (run.path / "run.json").write_text(json.dumps(record))
     assert "cannot be entered now: No such file" in invoke("resume", run.id).err
 
 

@@ -27,7 +27,7 @@ from paceline.storage.atomic import write_text_atomically
 
 __all__ = ["load_study", "print_line", "resume_study", "run_study", "study", "study_path"]
 
-_POLL_S = 0.1
+POLL_S = 0.1
 _TAIL = 5
 """Lines of a refused run's output that are repeated."""
 
@@ -209,7 +209,7 @@ class _Runner:
                     for name in self._waiting[:number]:
                         self._start(name)
                     del self._waiting[:number]
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
         except BaseException:
             self.stop(signal.SIGTERM)
             for process in self._running.values():

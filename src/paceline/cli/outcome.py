@@ -13,7 +13,7 @@ import typer
 from paceline.cli.parameters import complain
 from paceline.observe import RunStatus, words
 
-__all__ = ["finish"]
+__all__ = ["finish", "numbers"]
 
 EXIT_CODES = {"succeeded": 0, "stopped": 128 + signal.SIGINT}
 """Of a run that was stopped by another signal: 128 and its number, as shells have it."""
@@ -35,7 +35,7 @@ def finish(status: RunStatus) -> None:
     ended = words.state(status).capitalize()
     colour = "yellow" if ended.lower() != status.state else COLOURS.get(status.state, "red")
     comma = "," if "," in ended else ""  # else it would have diverged after so long
-    text = textwrap.fill(ended + comma + _numbers(status), width)
+    text = textwrap.fill(ended + comma + numbers(status), width)
     typer.secho(text[: len(ended)], fg=colour, bold=True, nl=False, err=True)
     typer.echo(text[len(ended) :], err=True)
     if status.ended_early is not None:
@@ -51,7 +51,8 @@ def finish(status: RunStatus) -> None:
         raise typer.Exit(code)
 
 
-def _numbers(status: RunStatus) -> str:
+def numbers(status: RunStatus) -> str:
+    """How long a run took, and how far it came: the end of a sentence that begins with its state."""
     text = f" after {words.duration(status.elapsed_s)}"
     if not status.version:
         return f"{text}, before the first update."

@@ -14,7 +14,7 @@ from paceline.plan.host import read_limits
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["plan"]
+__all__ = ["plan", "show_plan"]
 
 
 @parameters.takes_job_options("plan")
@@ -39,10 +39,11 @@ def plan(
 
     from paceline import api
 
-    _show(chosen, api.inspect_script(chosen))
+    show_plan(chosen, api.inspect_script(chosen))
 
 
-def _show(plan: Plan, facts: ModelFacts) -> None:
+def show_plan(plan: Plan, facts: ModelFacts) -> None:
+    """Print a plan as tables."""
     from rich.console import Console
 
     console = Console(highlight=False)
