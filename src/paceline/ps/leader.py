@@ -639,7 +639,9 @@ class LeadServer(Placing):
             self._gate.discard(peer.worker)
         else:
             self._act(self._do("leave", peer.worker, peer.incarnation, finished))
-        if self._saver is not None:
+        if self._saver is not None and not finished and not self._asked:
+            self._saver.worker_lost(peer.worker)
+        elif self._saver is not None:  # of a checkpoint that the run ends with, commit what there is
             self._saver.worker_saved(peer.worker)
         elif self._save_at_next and not self._lead.machine.active:
             self._save_now()  # no round will end any more
