@@ -64,6 +64,8 @@ def rewritten(text: str) -> str:
                 package, _, module = place.rpartition(".")
                 said = module if alias.asname is None else f"{module} as {alias.asname}"
                 new.setdefault(f"paceline.observe.{package}", []).append(said)
+                if "comparison.write_comparison" in text:  # the page of a comparison has moved to show/
+                    new.setdefault("paceline.observe.show", []).append("comparison_page")
                 if alias.asname is None and module != alias.name:
                     names[alias.name] = module
         elif (old := node.module.removeprefix("paceline.observe.")) in MODULES and old != node.module:
@@ -79,7 +81,8 @@ def rewritten(text: str) -> str:
         indent = " " * node.col_offset
         made = [f"{indent}from {place} import ({', '.join(found)})\n" for place, found in new.items()]
         lines[node.lineno - 1 : node.end_lineno] = made
-    return "".join(_renamed(lines, names))
+    moved = "".join(_renamed(lines, names))
+    return moved.replace("comparison.write_comparison", "comparison_page.write_comparison")
 
 
 def _renamed(lines: list[str], names: dict[str, str]) -> list[str]:
@@ -112,6 +115,9 @@ def main() -> None:
     if not named:
         for file in (*old, Path(__file__)):
             file.unlink(missing_ok=True)
+        package = Path("src/paceline/observe/__init__.py")
+        text = package.read_text().replace("from paceline.observe.analyse import wording as words\n", "")
+        package.write_text(text.replace('"words", ', ""))
     if changed:
         subprocess.run([".venv/bin/ruff", "check", "--fix", "--quiet", "--select", "I,UP034,F401", *changed])
         subprocess.run([".venv/bin/ruff", "format", "--quiet", *changed])

@@ -81,7 +81,7 @@ def test_a_process_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
-from paceline.observe.values import ValueWriter
+from paceline.observe.record.values import ValueWriter
 writer = ValueWriter(Path(sys.argv[1]), 0, 0)
 for n in range(5000):
     writer.stepped()
