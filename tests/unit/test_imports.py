@@ -62,9 +62,7 @@ CORE = {
     "safetensors": "safetensors",
     "pyarrow": "pyarrow",
     "pandas": "pandas",
-    "matplotlib": "matplotlib",
     "scikit-learn": "sklearn",
-    "fsspec": "fsspec",
 }
 
 UNPICKLERS = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
