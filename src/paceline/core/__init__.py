@@ -15,3 +15,5 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `collective_calls.py`  CollectiveCalls: small values that workers gather, average or broadcast.
 * `run_machine.py`  the life of a run: its states, and what follows from the end of a process.
 """
+
+__all__: list[str] = []

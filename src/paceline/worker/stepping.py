@@ -1,7 +1,7 @@
 """What a worker does at optimizer.step(): steps of its own, and requests to exchange with the servers.
 
 A stepper is a generator of requests. The session answers them over its links, the simulator in
-`paceline.testing` by events; both run the same update rules (../shared/algorithms.md, docs/modes.md).
+`paceline.testing` by events; both run the same update rules (docs/modes.md).
 
 | stepper    | between two pushes                       | what it pushes                          |
 |------------|------------------------------------------|-----------------------------------------|

@@ -6,18 +6,16 @@ in their dashes too, neighbouring areas in lightness, and everything has a toolt
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Protocol
 
 import numpy as np
 
-from paceline.observe.facts import Series
+from paceline.observe.analyse.curves import TimelineRow, thinned
+from paceline.observe.analyse.facts import Series
 
 __all__ = [
     "STYLE",
-    "Bar",
-    "Lane",
     "area_chart",
     "band_chart",
     "bar_chart",
@@ -25,7 +23,6 @@ __all__ = [
     "matrix",
     "number",
     "share_bars",
-    "thinned",
     "ticks",
     "timeline",
 ]
@@ -125,25 +122,6 @@ class Banded(Protocol):
     def deviation(self) -> Sequence[float]: ...
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A rectangle of a timeline, in seconds from its left edge."""
-
-    start: float
-    end: float
-    name: str
-    """A phase: its colour."""
-    title: str
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A row of a timeline."""
-
-    name: str
-    bars: Sequence[Bar]
-
-
 def number(value: float) -> str:
     """A tick's number, short: `0.25`, `1,500`, `20k`, `3M`."""
     size = abs(value)
@@ -165,25 +143,6 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
-
-
-def thinned(series: Series, points: int = 240) -> Series:
-    """The same curve with few points: means of equal parts of its length. A part that is all NaN is NaN."""
-    at = np.asarray(series.at, float)
-    values = np.asarray(series.values, float)
-    kept = np.isfinite(at)
-    at, values = at[kept], values[kept]
-    if len(at) <= points:
-        return Series(series.name, at.tolist(), values.tolist())
-    low, high = float(at.min()), float(at.max())
-    bins = np.minimum(((at - low) / ((high - low) or 1.0) * points).astype(np.int64), points - 1)
-    finite = np.isfinite(values)
-    counts = np.bincount(bins, finite, points)
-    sums = np.bincount(bins, np.where(finite, values, 0.0), points)
-    there = np.bincount(bins, minlength=points) > 0
-    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    places = np.bincount(bins, at, points)[there] / np.bincount(bins, minlength=points)[there]
-    return Series(series.name, places.tolist(), means[there].tolist())
 
 
 def line_chart(
@@ -341,7 +300,7 @@ def share_bars(
     return _figure(title, body, bottom + 34, _legend([(name, name) for name in names]))
 
 
-def timeline(title: str, lanes: Sequence[Lane], seconds: float) -> str:
+def timeline(title: str, lanes: Sequence[TimelineRow], seconds: float) -> str:
     """What several roles did at the same time, one below the other."""
     lanes = list(lanes)
     if not lanes or seconds <= 0:

@@ -25,7 +25,7 @@ class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
-class _Memory(ctypes.Structure):
+class _GpuMemory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
@@ -55,7 +55,7 @@ class Gpus:
         """As of now; None without a GPU that answers."""
         shares, memory = [], 0
         for device in self._devices:
-            utilization, used = _Utilization(), _Memory()
+            utilization, used = _Utilization(), _GpuMemory()
             if self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(utilization)) == 0:
                 shares.append(utilization.gpu / 100)
             if self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(used)) == 0:

@@ -1,18 +1,27 @@
 """What a run's plots show: its tables as a few curves and a few lanes, however long it was."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.observe import words
-from paceline.observe.facts import Facts, Series
-from paceline.observe.phases import PHASES, Phase
-from paceline.observe.plots import Bar, Lane, thinned
-from paceline.observe.run_data import Columns, RunData
-from paceline.observe.tables import ROLES
+from paceline.observe.analyse import wording
+from paceline.observe.analyse.facts import Facts, Series
+from paceline.observe.analyse.run_data import Columns, RunData
+from paceline.observe.record.phase import PHASES, Phase
+from paceline.observe.record.tables import ROLES
 
-__all__ = ["few", "metric_curves", "resource_curves", "throughput", "timeline_lanes"]
+__all__ = [
+    "Bar",
+    "TimelineRow",
+    "few",
+    "metric_curves",
+    "resource_curves",
+    "thinned",
+    "throughput",
+    "timeline_lanes",
+]
 
 MOST_LINES = 8
 """In one plot; of more workers the lowest, the mean and the highest are shown."""
@@ -22,6 +31,44 @@ STEPS_SHOWN = 4
 
 _WORKER = ROLES.index("worker")
 _POINTS = 120
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rectangle of a timeline, in seconds from its left edge."""
+
+    start: float
+    end: float
+    name: str
+    """A phase: its colour."""
+    title: str
+
+
+@dataclass(frozen=True)
+class TimelineRow:
+    """A row of a timeline."""
+
+    name: str
+    bars: Sequence[Bar]
+
+
+def thinned(series: Series, points: int = 240) -> Series:
+    """The same curve with few points: means of equal parts of its length. A part that is all NaN is NaN."""
+    at = np.asarray(series.at, float)
+    values = np.asarray(series.values, float)
+    kept = np.isfinite(at)
+    at, values = at[kept], values[kept]
+    if len(at) <= points:
+        return Series(series.name, at.tolist(), values.tolist())
+    low, high = float(at.min()), float(at.max())
+    bins = np.minimum(((at - low) / ((high - low) or 1.0) * points).astype(np.int64), points - 1)
+    finite = np.isfinite(values)
+    counts = np.bincount(bins, finite, points)
+    sums = np.bincount(bins, np.where(finite, values, 0.0), points)
+    there = np.bincount(bins, minlength=points) > 0
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    places = np.bincount(bins, at, points)[there] / np.bincount(bins, minlength=points)[there]
+    return Series(series.name, places.tolist(), means[there].tolist())
 
 
 def few(series: Sequence[Series]) -> list[Series]:
@@ -142,7 +189,7 @@ def resource_curves(run: RunData, facts: Facts) -> dict[str, list[Series]]:
     return found
 
 
-def timeline_lanes(run: RunData, facts: Facts) -> tuple[list[Lane], float]:
+def timeline_lanes(run: RunData, facts: Facts) -> tuple[list[TimelineRow], float]:
     """A few steps in the middle of the run: what every role did, and how many seconds that is."""
     spans = run.columns("spans")
     main = np.flatnonzero((spans["role"] == _WORKER) & (spans["lane"] == 0))
@@ -162,14 +209,14 @@ def timeline_lanes(run: RunData, facts: Facts) -> tuple[list[Lane], float]:
     for i in inside[np.argsort(spans["start"][inside])].tolist():
         lanes.setdefault((-int(spans["role"][i]), int(spans["rank"][i]), int(spans["lane"][i])), []).append(i)
     slowest = facts.straggler[0].rank if facts.straggler is not None else -1
-    found: list[tuple[tuple[bool, bool, int], int, Lane]] = []
+    found: list[tuple[tuple[bool, bool, int], int, TimelineRow]] = []
     for (role, rank, lane), rows in sorted(lanes.items()):
         if lane and float(spans["ns"][rows].sum()) < 0.01 * wide:
             continue
         name = _role_name(-role, rank) + (f" ({lane})" if lane else "")
         # Of too many lanes, those that say most: the slowest worker's, then everybody's main thread.
         matters = (lane > 0, -role == _WORKER and rank != slowest, rank)
-        found.append((matters, len(found), Lane(name, [_bar(spans, i, low) for i in rows])))
+        found.append((matters, len(found), TimelineRow(name, [_bar(spans, i, low) for i in rows])))
     chosen = sorted(sorted(found, key=lambda each: each[:2])[:MOST_LANES], key=lambda each: each[1])
     return [lane for _, _, lane in chosen], wide / 1e9
 
@@ -182,7 +229,7 @@ def _bar(spans: Columns, i: int, low: int) -> Bar:
         to_worker = phase == Phase.WAIT or spans["role"][i] != _WORKER
         title += f", {'worker' if to_worker else 'server'}:{other}"
     if nbytes := int(spans["bytes"][i]):
-        title += f", {words.size(nbytes)}"
+        title += f", {wording.size(nbytes)}"
     return Bar(start, start + ns / 1e9, PHASES[phase], title)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TextIO
 
-from paceline.observe.output import Stream
+from paceline.observe.record.output import Stream
 
 __all__ = ["Passing"]
 

@@ -1,8 +1,8 @@
 """Numbers, modes and statuses as people read them: one form each, everywhere."""
 
-from paceline.observe.pace import pace_of
-from paceline.observe.status import RunStatus
-from paceline.observe.window import Window
+from paceline.observe.analyse.window import Window
+from paceline.observe.record.pace import pace_of
+from paceline.observe.record.status import RunStatus
 
 __all__ = [
     "ago",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from paceline.observe import plots
+from paceline.observe.show import plots
 
 __all__ = ["box", "document", "paragraph", "plot_grid", "section", "table", "tiles"]
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TextIO
 
-from paceline.observe import words
-from paceline.observe.output import Piece, Screen, Stream, label
-from paceline.observe.passing import Passing
-from paceline.observe.status import RunStatus
-from paceline.observe.window import Window
+from paceline.observe.analyse import wording
+from paceline.observe.analyse.window import Window
+from paceline.observe.record.output import OutputPiece, Screen, Stream, label
+from paceline.observe.record.status import RunStatus
+from paceline.observe.show.passing import Passing
 
 if TYPE_CHECKING:
-    from paceline.observe.display import Display
+    from paceline.observe.show.display import Display
 
 __all__ = ["Progress"]
 
@@ -135,7 +135,7 @@ class Progress:
         else:
             self._write(plain_line(status, self._window))
 
-    def pass_on(self, pieces: Sequence[Piece]) -> None:
+    def pass_on(self, pieces: Sequence[OutputPiece]) -> None:
         """Pass on what scripts wrote; also when ours has fallen silent."""
         with self._lock:
             for piece in pieces:
@@ -189,7 +189,7 @@ class Progress:
     def _open(self) -> "Display":
         if self._display is None:
             # rich takes a tenth of a second to import: only where it is used.
-            from paceline.observe.display import Display
+            from paceline.observe.show.display import Display
 
             self._display = Display(self._stream, full=self._full)
         return self._display
@@ -201,15 +201,15 @@ class Progress:
 
 def plain_line(status: RunStatus, window: Window) -> str:
     """A status in one line, for logs and pipes; recent rates are the window's."""
-    parts = [f"{words.clock(status.elapsed_s)} {status.state}", *words.saving(status)]
+    parts = [f"{wording.clock(status.elapsed_s)} {status.state}", *wording.saving(status)]
     if status.version:
-        parts.append(words.progress(status))
-        parts += words.rates(status, window)
-        parts.append(f"version {words.count(status.version)}")
-        parts.append(words.staleness(status))
-        parts += [f"{name} {words.metric(value)}" for name, value in status.metrics.items()]
-        parts.append(f"waiting {words.percent(status.idleness)}")
-        parts += words.trouble(status)
+        parts.append(wording.progress(status))
+        parts += wording.rates(status, window)
+        parts.append(f"version {wording.count(status.version)}")
+        parts.append(wording.staleness(status))
+        parts += [f"{name} {wording.metric(value)}" for name, value in status.metrics.items()]
+        parts.append(f"waiting {wording.percent(status.idleness)}")
+        parts += wording.trouble(status)
     return " · ".join(parts)
 
 
