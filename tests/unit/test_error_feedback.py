@@ -14,7 +14,7 @@ from paceline.core.decider import Push
 from paceline.core.fates import Fates
 from paceline.core.modes import PushId
 from paceline.params import Layout, describe, flat_view, tensor_views
-from paceline.worker.encoding import Encoders
+from paceline.worker.exchange.encoders import Encoders
 from tests.unit.test_compression import FEEDBACK
 from tests.unit.test_lead import Worker, lead_of
 

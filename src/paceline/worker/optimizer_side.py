@@ -12,12 +12,12 @@ from torch import nn
 
 from paceline.exceptions import UsageError
 from paceline.params import Layout, OptimizerSpec, TensorInfo
-from paceline.worker.stepping import Stepper
+from paceline.worker.steppers.stepper import Stepper
 
-__all__ = ["Incomplete", "OptimizerSide", "Steps", "incomplete"]
+__all__ = ["Incomplete", "OptimizerCalls", "OptimizerSide", "incomplete"]
 
 
-class Steps(Protocol):
+class OptimizerCalls(Protocol):
     """What an optimizer asks of the session."""
 
     def step(self, side: "OptimizerSide") -> None: ...
@@ -39,7 +39,7 @@ class OptimizerSide:
 
     def __init__(
         self,
-        run: Steps,
+        run: OptimizerCalls,
         index: int,
         optimizer: torch.optim.Optimizer,
         served: torch.optim.Optimizer,

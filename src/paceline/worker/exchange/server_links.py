@@ -23,8 +23,8 @@ from paceline.exceptions import DeadlineError, FrameError, LinkError, UsageError
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Layout, Placement, bytes_of, flat_view
-from paceline.worker.encoding import Differences, Encoders
-from paceline.worker.openmp import no_rest
+from paceline.worker.exchange.encoders import DifferenceReader, Encoders
+from paceline.worker.exchange.openmp import no_rest
 
 __all__ = ["RESIDUAL_S", "Links"]
 
@@ -114,7 +114,7 @@ class Links:
         self._gradients: Tensor
         self._copy: Tensor
         self._may_share = False
-        self._differences: Differences | None = None
+        self._differences: DifferenceReader | None = None
         self._placement = Placement(0, frozenset(), ())
         self._replicated = False
         """Whether other servers take the place of one that is gone."""

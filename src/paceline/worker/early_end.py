@@ -12,11 +12,11 @@ Members of a group hear it from their root, at a point that all of them pass: so
 
 from typing import Any
 
+from paceline.collective import Group
 from paceline.exceptions import UsageError
-from paceline.worker.client import Client
-from paceline.worker.group import Group
+from paceline.worker.exchange.client import Client
 
-__all__ = ["WHO", "Ending", "check_who"]
+__all__ = ["WHO", "EarlyEnd", "check_who"]
 
 WHO = ("any", "all", "main")
 
@@ -30,7 +30,7 @@ def check_who(who: str) -> None:
         )
 
 
-class Ending:
+class EarlyEnd:
     """Of one worker.
 
     Args:

@@ -24,9 +24,9 @@ from paceline.core.modes import parse_mode
 from paceline.exceptions import LinkError
 from paceline.observe.phases import Phase
 from paceline.params import Layout, Numerics, OptimizerSpec, apart, bytes_of, flat_view
-from paceline.worker.encoding import Differences, Encoders
-from paceline.worker.links import RESIDUAL_S, Links
-from paceline.worker.openmp import make_rest
+from paceline.worker.exchange.encoders import DifferenceReader, Encoders
+from paceline.worker.exchange.openmp import make_rest
+from paceline.worker.exchange.server_links import RESIDUAL_S, Links
 
 __all__ = ["Adopted", "Client", "Grant", "Written"]
 
@@ -147,7 +147,7 @@ class Client(Links):
             self._rest = make_rest(layout.nbytes, torch.get_num_threads())
         self._arrange()
         if self._transfer.replies is not None:
-            self._differences = Differences(self._transfer.replies, layout, self._shards)
+            self._differences = DifferenceReader(self._transfer.replies, layout, self._shards)
         if self._transfer.compresses:
             seed = (self._seed << 32) + (self.rank << 12) + self.incarnation
             self.encoders = Encoders(self._transfer.compress, layout, seed)

@@ -34,7 +34,7 @@ from paceline.exceptions import LinkError
 from paceline.observe.phases import Phase
 from paceline.observe.spans import NO_SPANS, Recorder
 from paceline.params import Layout, bytes_of
-from paceline.worker.client import Client, Grant, Written
+from paceline.worker.exchange.client import Client, Grant, Written
 
 __all__ = ["PipelinedClient"]
 

@@ -12,19 +12,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.collective import Group
 from paceline.comm import Region
 from paceline.core.modes import ModeSpec
 from paceline.params import Layout, tensor_views
 from paceline.worker.account import Account
-from paceline.worker.gradients import GradientMemory
-from paceline.worker.group import Group
-from paceline.worker.stepping import Gradients, Memory, Request, Stepper, make_stepper
+from paceline.worker.steppers.factory import make_stepper
+from paceline.worker.steppers.gradient_memory import GradientMemory
+from paceline.worker.steppers.gradient_stepper import GradientStepper
+from paceline.worker.steppers.stepper import Request, Stepper, StepperMemory
 from paceline.worker.traffic import ring_bytes, shared_bytes
 
-__all__ = ["GroupMemory", "GroupStepper", "RunSide"]
+__all__ = ["GroupMemory", "GroupRun", "GroupStepper"]
 
 
-class RunSide(Protocol):
+class GroupRun(Protocol):
     """What the session knows about the run, and is told about it."""
 
     def cut_next(self) -> int:
@@ -107,12 +109,12 @@ class GroupStepper(Stepper):
     def __init__(
         self,
         group: Group,
-        run: RunSide,
+        run: GroupRun,
         account: Account,
         mine: GroupMemory,
         mode: ModeSpec,
         layout: Layout,
-        memory: Memory,
+        memory: StepperMemory,
         parameters: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,
         local_step: Callable[[], Any],
@@ -127,7 +129,7 @@ class GroupStepper(Stepper):
         views = tensor_views(mine.gradient, layout)
         self.gradients = (
             self._inner.gradients
-            if isinstance(self._inner, Gradients)
+            if isinstance(self._inner, GradientStepper)
             else GradientMemory(parameters, views, names=[t.name for t in layout.tensors])
         )
 
@@ -197,7 +199,7 @@ class GroupStepper(Stepper):
         if self._inner is not None:
             if finite:
                 yield from self._inner.step()
-            elif isinstance(self._inner, Gradients):
+            elif isinstance(self._inner, GradientStepper):
                 yield Request(finite=False)
             else:
                 self._account.refuse()

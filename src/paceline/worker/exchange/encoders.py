@@ -30,7 +30,7 @@ from paceline.params import (
     flat_view,
 )
 
-__all__ = ["Differences", "Encoders", "follow_settings", "lay_out", "without_momentum"]
+__all__ = ["DifferenceReader", "Encoders", "follow_settings", "lay_out", "without_momentum"]
 
 OVERLAPPED_SLICES = 8
 """With overlap, a server's part of a small model is cut into so many slices: one alone cannot leave early."""
@@ -173,7 +173,7 @@ def _shifted(
     return {**mark, **moved}
 
 
-class Differences:
+class DifferenceReader:
     """Reads replies that say how the parameters have changed. One link is read by one thread at a time.
 
     Args:

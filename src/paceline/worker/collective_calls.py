@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from paceline.collective import Group
 from paceline.exceptions import UsageError
-from paceline.worker.client import Client
-from paceline.worker.group import Group
+from paceline.worker.exchange.client import Client
 from paceline.worker.plain import from_plain, plain
 
 __all__ = ["MOST_BYTES", "Collectives", "from_text", "mean_of", "to_text"]

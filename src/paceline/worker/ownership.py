@@ -8,7 +8,7 @@ from torch import nn
 from paceline.exceptions import UsageError
 from paceline.worker.prepared import Models
 
-__all__ = ["Untouched"]
+__all__ = ["OwnershipGuard"]
 
 _ADVICE = (
     "The servers own the parameters, so the change would be lost: call paceline.assign() right after it (on "
@@ -16,7 +16,7 @@ _ADVICE = (
 )
 
 
-class Untouched:
+class OwnershipGuard:
     """Watches prepared models.
 
     Args:
