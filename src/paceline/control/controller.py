@@ -29,7 +29,7 @@ from paceline.control.rundir import RunDirectory
 from paceline.control.tail import Outputs
 from paceline.control.time_limit import TimeLimit
 from paceline.core.modes import ModeSpec
-from paceline.core.run_machine import (
+from paceline.core.run_decisions import (
     Announce,
     Decision,
     Dismiss,
@@ -42,11 +42,11 @@ from paceline.core.run_machine import (
     Note,
     Retire,
     RetireServer,
-    RunMachine,
     RunState,
     Save,
     WaitForCause,
 )
+from paceline.core.run_machine import RunMachine
 from paceline.engines import Engine, RoleSpec, Succession
 from paceline.exceptions import CheckpointError, FrameError, LinkError, RoleFailed, UpdateOverflow
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.comm import Kind
 from paceline.control.steering import GUARD, Steering
 from paceline.core.modes import Decision, Divergence, Guard, explained, parse_mode
-from paceline.core.run_machine import RunState
+from paceline.core.run_decisions import RunState
 from paceline.exceptions import CheckpointError, LinkError, UsageError
 from paceline.storage.checkpoint import discard_after
 

@@ -11,11 +11,8 @@ from paceline.comm import Connection, Kind
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.core.modes import ModeSpec, in_words, parse_mode
-from paceline.core.run_machine import (
-    Decision,
-    RunMachine,
-    RunState,
-)
+from paceline.core.run_decisions import Decision, RunState
+from paceline.core.run_machine import RunMachine
 from paceline.exceptions import LinkError, PlanError, UsageError
 from paceline.observe import RunStatus, ServerStatus
 from paceline.plan import Plan

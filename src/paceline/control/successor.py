@@ -19,7 +19,7 @@ from paceline.comm.faults import Faults
 from paceline.control.controller import Controller, checkpoint_names
 from paceline.control.rundir import RunDirectory
 from paceline.core.modes import Divergence, parse_mode
-from paceline.core.run_machine import Decision, GoBack, RunState, Save
+from paceline.core.run_decisions import Decision, GoBack, RunState, Save
 from paceline.engines import Engine, Handover
 from paceline.exceptions import LinkError
 from paceline.observe import RunStatus, WorkerStatus
