@@ -92,12 +92,12 @@ class Catalogue(Generic[M]):
     """The messages that one side of a link accepts.
 
     Args:
-        union: of message classes, as `A | B`.
+        union: of message classes, as `A | B`, or one class.
         receiver: name of that side, for error messages.
     """
 
     def __init__(self, union: Any, receiver: str) -> None:
-        self._codecs = {_CODECS[cls].kind: _CODECS[cls] for cls in get_args(union)}
+        self._codecs = {_CODECS[cls].kind: _CODECS[cls] for cls in get_args(union) or (union,)}
         self._receiver = receiver
 
     def read(self, kind: Kind, body: MessageBody) -> M:

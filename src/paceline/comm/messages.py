@@ -10,6 +10,7 @@ from paceline.comm.frames import Kind
 from paceline.comm.message_codec import Catalogue, Json, message
 
 __all__ = [
+    "CLOCK_ANSWER",
     "FROM_CONTROLLER",
     "SAID_ONCE",
     "TO_CONTROLLER",
@@ -40,6 +41,8 @@ __all__ = [
     "StrangerSeen",
     "SwitchMode",
     "SwitchRefused",
+    "TimeAsked",
+    "TimeTold",
     "ToController",
     "UserNote",
     "WorkerReport",
@@ -320,6 +323,18 @@ class EndEarly(NamedTuple):
     reason: str
 
 
+@message(Kind.CLOCK)
+class TimeAsked(NamedTuple):
+    """A role on another host asks the controller for the time, before its HELLO."""
+
+
+@message(Kind.TIME)
+class TimeTold(NamedTuple):
+    """The answer: Unix time of the controller."""
+
+    ns: int
+
+
 ToController = (
     RoleError
     | RoleFinished
@@ -355,6 +370,7 @@ FromController = (
 
 TO_CONTROLLER: Final[Catalogue[ToController]] = Catalogue(ToController, "the controller")
 FROM_CONTROLLER: Final[Catalogue[FromController]] = Catalogue(FromController, "a role")
+CLOCK_ANSWER: Final[Catalogue[TimeTold]] = Catalogue(TimeTold, "a role that asks for the time")
 
 SAID_ONCE = frozenset(
     {
