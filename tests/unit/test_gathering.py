@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from paceline.comm import Kind
+from paceline.comm.messages import SaveEnded
 from paceline.core.decider import Steps
 from paceline.exceptions import CheckpointError
 from paceline.ps.gathering import Gathering
@@ -31,12 +31,12 @@ class Lead(Gathering):
         self.ordered: Steps = []
         self.answers: list[Any] = []
 
-    def send(self, kind: Kind, body: dict[str, Any]) -> None:
-        if body.get("asked"):
-            self.answers.append(body["checkpoint"])
+    def tell(self, said: Any) -> None:
+        if isinstance(said, SaveEnded) and said.asked:
+            self.answers.append(said.checkpoint)
 
-    def _stats(self) -> dict[str, Any]:
-        return {}
+    def _stats(self) -> Any:
+        return None
 
     def _begin_save(self) -> Steps:
         self._unsaved = False

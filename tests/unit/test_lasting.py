@@ -90,10 +90,10 @@ def test_the_next_controller_hears_who_this_is_and_what_may_be_said_only_once(co
     assert first.hears() == (Kind.STATS, {"clock": 1})
     first.killed()
     link.send(Kind.STATS, {"clock": 2})
-    link.send(Kind.STATS, {"note": "the disk is full"})
+    link.send(Kind.NOTE, {"text": "the disk is full"})
     second = controllers()
     assert second.hears() == (Kind.HELLO, HELLO)
-    assert second.hears() == (Kind.STATS, {"note": "the disk is full"})
+    assert second.hears() == (Kind.NOTE, {"text": "the disk is full"})
     link.send(Kind.STATS, {"clock": 3})
     assert second.hears() == (Kind.STATS, {"clock": 3})
     link.close()
@@ -114,7 +114,7 @@ def test_last_words_that_a_controller_took_with_it_are_said_to_the_next(controll
     link.close()
 
 
-@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.STATS])
+@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.NOTE])
 def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_reconnect(controllers, kind):
     controller = controllers()
     link = linked(controller)
@@ -180,7 +180,7 @@ def test_without_patience_it_ends_with_the_controller(controllers):
         link.receive()
     with pytest.raises(LinkError):
         for _ in range(2):
-            link.send(Kind.STATS, {"note": "?"})
+            link.send(Kind.NOTE, {"text": "?"})
     link.close()
 
 

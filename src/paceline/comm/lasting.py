@@ -17,6 +17,7 @@ from paceline.comm import frames
 from paceline.comm.connection import Connection, Frame
 from paceline.comm.frames import Kind
 from paceline.comm.meeting import Address, connect
+from paceline.comm.messages import SAID_ONCE
 from paceline.exceptions import FrameError, LinkError
 
 __all__ = ["LastingLink"]
@@ -25,8 +26,6 @@ _MOST_UNSAID = 256
 _AGAIN_S = (0.01, 1.0)
 """The first pause before dialling again, and the longest."""
 _LAST_WORDS = (Kind.ERROR, Kind.BYE)
-_ROUTINE = ("server", "clock", "staleness")
-"""What marks a report that the next one replaces."""
 
 
 class LastingLink(Connection):
@@ -104,7 +103,7 @@ class LastingLink(Connection):
                 except LinkError:
                     if self._back is None:
                         self.lost()
-            if kind is Kind.STATS and not any(mark in (body or {}) for mark in _ROUTINE):
+            if kind in SAID_ONCE:
                 frames.check(kind, body or {})
                 self._unsaid.append((kind, body))
 

@@ -13,13 +13,28 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
+from paceline.comm.messages import (
+    FROM_CONTROLLER,
+    EndEarly,
+    Heard,
+    LetServerGo,
+    LetWorkerGo,
+    ModeEntered,
+    ReplaceWorker,
+    SaveBegun,
+    SaveNow,
+    SaveSoon,
+    ServerAddresses,
+    StopServing,
+    SwitchMode,
+)
 from paceline.core.ballot import WHO
 from paceline.core.decider import QUARANTINE, Lead, OutOfStep, keeping
 from paceline.core.descent import Descent
@@ -168,31 +183,35 @@ class LeadServer(Placing):
         super().on_end(connection, reason)
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.CHECKPOINT and field(frame.body, "soon", bool, False):
-            self._save_at_next = self._save_at_next or (self.shard is not None and self._saver is None)
-        elif frame.kind is Kind.CHECKPOINT:
-            self._asked, self._told_cut = True, False
-            with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
-                self._controller.send(Kind.STATS, {"begun": True})
-            self._all_ended = field(frame.body, "all_ended", bool, False)
-            self._save_now()
-        elif frame.kind is Kind.SWITCH:
-            self._switch(field(frame.body, "mode", str), field(frame.body, "request", str))
-        elif frame.kind is Kind.LEAVE and "server" in frame.body:
-            self._departing.add(field(frame.body, "server", int))
-            self._plan_change()
-        elif frame.kind is Kind.LEAVE and "stop" in frame.body:
-            self._stop_asked = field(frame.body, "stop", str)
-            self._stop_if_asked()
-        elif frame.kind is Kind.LEAVE:
-            leaving = field(frame.body, "worker", int)
-            self._leaving.add(leaving)
-            self._do("retire", leaving)
-        elif frame.kind is Kind.STOP:
-            self._tell()
-            with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {**self._stats(), "last": True})
-            self._running = False
+        match FROM_CONTROLLER.read(frame.kind, frame.body):
+            case SaveSoon():
+                self._save_at_next = self._save_at_next or (self.shard is not None and self._saver is None)
+            case SaveNow(all_ended):
+                self._asked, self._told_cut = True, False
+                with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
+                    self._controller.tell(SaveBegun())
+                self._all_ended = all_ended
+                self._save_now()
+            case SwitchMode(mode, request):
+                self._switch(mode, request)
+            case LetServerGo(server):
+                self._departing.add(server)
+                self._plan_change()
+            case EndEarly(reason):
+                self._stop_asked = reason
+                self._stop_if_asked()
+            case LetWorkerGo(worker):
+                self._leaving.add(worker)
+                self._do("retire", worker)
+            case StopServing():
+                self._tell()
+                with contextlib.suppress(LinkError):
+                    self._controller.tell(self._stats()._replace(last=True))
+                self._running = False
+            case ServerAddresses() | Heard():
+                pass  # it leads, and has said nothing that must be heard before it may end
+            case other:
+                assert_never(other)
 
     def _stop_if_asked(self) -> None:
         """End the run early. Before the first step, followers could not be told: it waits until then."""
@@ -204,8 +223,7 @@ class LeadServer(Placing):
 
     def _controller_back(self, fresh: Connection) -> None:
         super()._controller_back(fresh)
-        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": None}
-        self._controller.send(Kind.STATS, body)
+        self._controller.tell(ModeEntered(str(self._lead.mode), self._lead.version))
         self._told_ending = False
         self._tell_news()
 
@@ -721,7 +739,7 @@ class LeadServer(Placing):
             self._hurry()
         self._tell_cut()
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, self._stats())
+            self._controller.tell(self._stats())
 
     def _check_deadline(self, now: float) -> None:
         """Nobody waits for ever, and the error names who is missing."""
@@ -791,10 +809,9 @@ class LeadServer(Placing):
         """Have the controller put another process in a worker's place. This one can write no more then."""
         if (peer := self._peers.get(worker)) is not None:
             incarnation = peer.incarnation
-        body = {"replace": worker, "incarnation": incarnation, "reason": reason}
         log.warning("%s", reason)
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(ReplaceWorker(worker, incarnation, reason))
 
     def _blockers(self, worker: int) -> set[int]:
         """Workers that this one waits for; none if it waits for a server."""

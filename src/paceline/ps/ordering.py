@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.comm import Connection, Kind
+from paceline.comm.messages import LeadReport, ModeEntered, RunEndsEarly, SwitchRefused, UserNote
 from paceline.core.decider import Event, Lead, Steps
 from paceline.core.leases import Lease
 from paceline.core.modes import parse_mode
@@ -106,13 +107,12 @@ class Ordering(Server):
 
     def _refuse_switch(self, request: str, reason: str) -> None:
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"refused_switch": reason, "request": request})
+            self._controller.tell(SwitchRefused(request, reason))
 
     def _tell_mode(self) -> None:
         request, self._request = self._request, None
-        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": request}
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(ModeEntered(str(self._lead.mode), self._lead.version, request))
 
     def _do(self, *event: Any) -> Any:
         """Let something happen to the Lead; the followers will hear of it with the next order."""
@@ -159,7 +159,7 @@ class Ordering(Server):
             self._told_ending = True
             log.info("the run ends early: %s", self._lead.ballot.reason)
             with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"ending": self._lead.ballot.reason})
+                self._controller.tell(RunEndsEarly(self._lead.ballot.reason))
 
     def _order(self, steps: Steps) -> None:
         """Forward steps to the followers, then execute them."""
@@ -241,27 +241,27 @@ class Ordering(Server):
         held, self._after_norms = self._after_norms, []
         self._act([*self._lead.answered(parts), *held])
 
-    def _stats(self) -> dict[str, Any]:
+    def _stats(self) -> LeadReport:
         totals = self._lead.totals
         norms, self._norms_told = self._norms_told, []
-        return {
-            "version": self._lead.version,
-            "epoch": self._lead.epoch,
-            "samples": totals.samples,
-            "pushes": totals.pushes,
-            "dropped": totals.dropped,
-            "dropped_of": {str(k): n for k, n in totals.dropped_of.items()},
-            "refused": totals.refused,
-            "norms": norms,
-            "skipped": totals.skipped,
-            "lost": self.lost,
-            "update_s": round(self.update_s, 6),
-            "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
-            "data": self._adoption.model.data if self._adoption.model else None,
-            "leases": self._lead.book.accounts() if self._lead.book else [],
-            "earlier_epochs": self._lead.book.earlier() if self._lead.book else {},
-            "parameters": self.layout.numel if self.layout else 0,
-        }
+        return LeadReport(
+            version=self._lead.version,
+            epoch=self._lead.epoch,
+            samples=totals.samples,
+            pushes=totals.pushes,
+            dropped=totals.dropped,
+            dropped_of=dict(totals.dropped_of),
+            refused=totals.refused,
+            norms=tuple(norms),
+            skipped=totals.skipped,
+            lost=self.lost,
+            update_s=round(self.update_s, 6),
+            staleness={k: totals.staleness[k] for k in sorted(totals.staleness)[:64]},
+            data=self._adoption.model.data if self._adoption.model else None,
+            leases=tuple(self._lead.book.accounts()) if self._lead.book else (),
+            earlier_epochs=self._lead.book.earlier() if self._lead.book else {},
+            parameters=self.layout.numel if self.layout else 0,
+        )
 
     def _write_pushes(self) -> None:
         # Which of them are kept depends on their numbers alone, so any lead can go on with the file.
@@ -292,7 +292,7 @@ class Ordering(Server):
             self._said.add(text)
             log.warning("%s", text)
             with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"note": text})
+                self._controller.tell(UserNote(text))
 
 
 _PUSHES = "version,worker,incarnation,sequence,read_version,staleness,samples\n"

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -21,6 +21,21 @@ from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
+from paceline.comm.messages import (
+    FROM_CONTROLLER,
+    EndEarly,
+    Heard,
+    LetServerGo,
+    LetWorkerGo,
+    SaveNow,
+    SaveSoon,
+    ServerAddresses,
+    ServerListening,
+    ServerReport,
+    StopServing,
+    StrangerSeen,
+    SwitchMode,
+)
 from paceline.exceptions import (
     AuthError,
     FrameError,
@@ -99,7 +114,7 @@ class Server(Attending):
     def _meet_controller(self) -> None:
         """Listen to the controller, and say where workers find this server. It may be another one later."""
         self._hub.add(self._controller)
-        self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+        self._controller.tell(ServerListening(self._hub.listener.address.to_json()))
 
     def _controller_back(self, fresh: Connection) -> None:
         if self._running:
@@ -118,15 +133,15 @@ class Server(Attending):
 
     def _tell(self) -> None:
         """Tell the controller how this server does."""
-        body = {
-            "updates": self.updates,
-            "update_s": round(self.update_s, 6),
-            "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
-            **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
-            **({"saving": self._saving} if self._saving is not None else {}),
-        }
+        report = ServerReport(
+            updates=self.updates,
+            update_s=round(self.update_s, 6),
+            phases={PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
+            spans_broken=None if self.spans.broken is None else str(self.spans.broken),
+            saving=None if self._saving is None else (self._saving[0], self._saving[1]),
+        )
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"server": body})
+            self._controller.tell(report)
 
     def _close(self) -> None:
         self._running = False
@@ -149,7 +164,7 @@ class Server(Attending):
         """A port scan, or a role of another run."""
         log.warning("refused a connection: %s", reason)
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"stranger": reason})
+            self._controller.tell(StrangerSeen(reason))
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
@@ -194,11 +209,16 @@ class Server(Attending):
                     self._link_broke(peer)
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.START:
-            self._follow(field(frame.body, "lead", int), field(frame.body, "servers", dict))
-        elif frame.kind is Kind.STOP:
-            self._tell()
-            self._running = False
+        match FROM_CONTROLLER.read(frame.kind, frame.body):
+            case ServerAddresses(servers, lead):
+                self._follow(lead, servers)
+            case StopServing():
+                self._tell()
+                self._running = False
+            case SaveNow() | SaveSoon() | SwitchMode() | LetWorkerGo() | LetServerGo() | EndEarly() | Heard():
+                pass  # for the lead, whose death the controller had not noticed; it asks the next one again
+            case other:
+                assert_never(other)
 
     def _follow(self, lead: int, servers: dict[str, Any]) -> None:
         """That server leads: the first one, or one that takes the place of a lead that is gone."""
