@@ -15,7 +15,9 @@ from paceline.core.decider import Lead
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.modes.lbfgs import num_answers
+from paceline.core.steps import steps_to_json
 from paceline.exceptions import PacelineError
+from tests.deciding import replay
 
 RECORD = Path(__file__).parent / "traces.json"
 
@@ -42,6 +44,20 @@ CASES: dict[str, dict[str, Any]] = {
     "bsp limited": {"mode": "bsp", "max_updates": 60},
     "bsp with two optimizers": {"mode": "bsp", "optimizers": 2},
 }
+_SILENT = (
+    "heard",
+    "retire",
+    "count",
+    "order",
+    "give_back",
+    "carry",
+    "refuse",
+    "skip",
+    "spoiled",
+    "vote",
+    "call",
+)
+"""Events that nothing follows from at once."""
 SEEDS = range(3)
 EVENTS = 1200
 
@@ -79,11 +95,12 @@ class Subject:
 
     def tell(self, event: list[Any]) -> Any:
         """What follows from an event: steps, or whom to answer what, as JSON."""
-        return plain(self.lead.replay(event))
+        said = replay(self.lead, event)
+        return None if not said and event[0] in _SILENT else plain(said)
 
     def answered(self, parts: list[list[float]]) -> Any:
         """All servers have answered an `ask`."""
-        return plain(self.lead.answered(parts))
+        return plain(steps_to_json(self.lead.answered(parts)))
 
     def facts(self) -> list[Any]:
         """What else is to be the same."""

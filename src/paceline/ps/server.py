@@ -21,6 +21,8 @@ from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
+from paceline.core.events import events_from_json
+from paceline.core.steps import Step, steps_from_json
 from paceline.exceptions import (
     AuthError,
     FrameError,
@@ -63,7 +65,7 @@ class Server(Attending):
         self._failed = False
         self._position = 0
         """How many steps of the order this server has heard of."""
-        self._log: collections.deque[list[Any]] = collections.deque(maxlen=_LOG_STEPS)
+        self._log: collections.deque[Step] = collections.deque(maxlen=_LOG_STEPS)
         """The last of them."""
         self._fresh = True
         """Whether it is not in the order yet."""
@@ -248,11 +250,16 @@ class Server(Attending):
                         self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
                 if self._standby is not None:
                     self._standby.lead = lead_from_json(frame.body["lead"])
+            steps = steps_from_json(field(frame.body, "steps", list))
             if self._standby is not None:
-                self._standby.hear(frame.body)
-                self._log.extend(frame.body["steps"])
-            self._position += len(frame.body["steps"])
-            self._orders.extend(frame.body["steps"])
+                self._standby.hear(
+                    steps,
+                    events_from_json(field(frame.body, "events", list, [])),
+                    steps_from_json(field(frame.body, "held", list, [])),
+                )
+                self._log.extend(steps)
+            self._position += len(steps)
+            self._orders.extend(steps)
             self._advance()
         elif frame.kind is Kind.STATE:
             self._receive_gift(link, frame)
