@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 
 from paceline.comm.messages import SaveEnded
-from paceline.core.decider import Steps
+from paceline.core.steps import Steps
 from paceline.exceptions import CheckpointError
 from paceline.ps.gathering import Gathering
 from paceline.ps.saving import Saver

@@ -23,7 +23,7 @@ from paceline.comm.message_codec import body_of
 from paceline.comm.messages import (
     TO_CONTROLLER,
     FullyReplicated,
-    Heard,
+    LastWordsKept,
     LeadReport,
     LetServerGo,
     LetWorkerGo,
@@ -671,7 +671,7 @@ class Controller(Guarding):
         if self._heir is not None and isinstance(said, RoleError | RoleFinished):
             # After `_do`, which keeps it: who said it ends, and could not say it to the next controller.
             with contextlib.suppress(LinkError):
-                connection.tell(Heard())
+                connection.tell(LastWordsKept())
 
     def _hear_last(self, name: str, said: ToController) -> None:
         """While the run goes back: how far it had come."""
