@@ -159,9 +159,9 @@ def waiting_for(status: dict[str, Any], now: float) -> str:
         return "its processes end, and its report is written"
     if not (saving := status.get("saving")):
         return "workers finish the step that they are at, then a checkpoint is written"
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
-    return f"a checkpoint of {words.size(int(saving[1]))} is written"
+    return f"a checkpoint of {wording.size(int(saving[1]))} is written"
 
 
 def _ask(run: RunDirectory, body: dict[str, Any]) -> dict[str, Any]:

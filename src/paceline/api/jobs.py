@@ -16,7 +16,7 @@ from paceline.core.modes import parse_mode
 from paceline.engines import LocalEngine
 from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageError
 from paceline.observe import Progress, RunStatus, write_report
-from paceline.observe.output import Piece
+from paceline.observe.record.output import OutputPiece
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.plan.program_check import search_path
 from paceline.storage import checkpoint as checkpoints
@@ -185,7 +185,7 @@ def execute(
 ) -> RunStatus:
     """Run a plan in its run directory, show it, and write its report."""
 
-    def watch(status: RunStatus, pieces: list[Piece]) -> None:
+    def watch(status: RunStatus, pieces: list[OutputPiece]) -> None:
         if progress is not None:
             progress.pass_on(pieces)
             progress.show(status)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.control.rundir import RunDirectory
 from paceline.control.tail import Tail
 from paceline.exceptions import UsageError
-from paceline.observe.output import Screen, Stream
+from paceline.observe.record.output import Screen, Stream
 
 __all__ = ["LogLine", "read_logs"]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from paceline.control.rundir import RunDirectory, find_run
 from paceline.exceptions import UsageError
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.run_data import RunData
 
 if TYPE_CHECKING:
-    from paceline.observe.comparison import ComparedRun
+    from paceline.observe.analyse.comparison import ComparedRun
 
 __all__ = ["WrittenReport", "WrittenTrace", "compared_runs", "write_report", "write_run_trace"]
 
@@ -52,8 +52,8 @@ def write_report(
     Raises:
         UsageError: the page cannot be written.
     """
-    from paceline.observe.page import key_figures
-    from paceline.observe.report import write_html
+    from paceline.observe.analyse.summary import key_figures
+    from paceline.observe.show.run_report import write_html
 
     state = run.state()
     raw_kept = None if run.alive() else _to_parquet(run, warn)
@@ -95,7 +95,7 @@ def compared_runs(runs: Sequence[str]) -> "list[ComparedRun]":
         RunNotFound: one of them is not there.
         UsageError: one of them is there twice.
     """
-    from paceline.observe.comparison import ComparedRun
+    from paceline.observe.analyse.comparison import ComparedRun
 
     found = [find_run(run) for run in runs]
     if twice := {run.id for run in found if sum(run.path == other.path for other in found) > 1}:
@@ -109,16 +109,16 @@ def write_run_trace(run: RunDirectory, out: Path, steps: str | None = None) -> W
     Args:
         steps: `A:B`, only these steps of the workers and what the servers did meanwhile.
     """
-    from paceline.observe.trace import Steps, write_trace
+    from paceline.observe.show.perfetto import StepRange, write_trace
 
-    wanted = Steps.parse(steps) if steps is not None else None
+    wanted = StepRange.parse(steps) if steps is not None else None
     data = RunData(run.path)
     return WrittenTrace(write_trace(data, out, wanted), tuple(data.missing))
 
 
 def _to_parquet(run: RunDirectory, warn: Callable[[str], None]) -> str | None:
     """A run that was killed left raw records: they are small and quick to read as Parquet."""
-    from paceline.observe.tables import to_parquet
+    from paceline.observe.record.tables import to_parquet
 
     if not (run.path / "raw").is_dir():
         return None

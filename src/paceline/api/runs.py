@@ -15,7 +15,7 @@ from paceline.observe import RunStatus
 from paceline.storage.atomic import write_text_atomically
 
 if TYPE_CHECKING:
-    from paceline.observe.run_data import RunData
+    from paceline.observe.analyse.run_data import RunData
 
 __all__ = [
     "RunDirectory",
@@ -81,7 +81,7 @@ def load_run(run: str | Path | RunDirectory) -> "RunData":
     Raises:
         RunNotFound: there is none.
     """
-    from paceline.observe.run_data import RunData
+    from paceline.observe.analyse.run_data import RunData
 
     return RunData((run if isinstance(run, RunDirectory) else find_run(str(run))).path)
 
@@ -113,7 +113,7 @@ def run_status(run: RunDirectory, before: RunStatus | None = None) -> RunStatus:
 
 def prometheus_page(run: RunDirectory) -> str:
     """Where a run stands now, in Prometheus's text format."""
-    from paceline.observe.exports import prometheus
+    from paceline.observe.show.exports import prometheus
 
     status = RunStatus.from_json(run.read_status())
     status.state, status.run_id = run.state(), run.id

@@ -48,7 +48,8 @@ def compare(
     from rich.text import Text
 
     from paceline.api.reports import compared_runs
-    from paceline.observe import comparison
+    from paceline.observe.analyse import comparison
+    from paceline.observe.show import comparison_page
 
     columns = comparison.columns_of(compared_runs(runs), group=group)
     names = comparison.column_names(columns)
@@ -77,7 +78,7 @@ def compare(
             console.print(Text(f"{name}: missing: {text}", style="yellow"))
     if html is not None:
         try:
-            comparison.write_comparison(columns, html)
+            comparison_page.write_comparison(columns, html)
         except OSError as error:
             raise UsageError(
                 f"--html {html} cannot be written: {error.strerror or error}. Name a file in a directory "

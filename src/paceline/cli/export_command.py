@@ -40,12 +40,12 @@ def export(
         raise UsageError(f"{file} is a directory; name a file, as in {file / 'model.safetensors'}")
 
     from paceline import api
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     checkpoint = api.export_run(found, file, model)
     models = int(checkpoint.meta.get("models", 1))
-    size = words.size(file.stat().st_size)
-    version = words.count(checkpoint.version)
+    size = wording.size(file.stat().st_size)
+    version = wording.count(checkpoint.version)
     typer.echo(f"{file}: the model of run {found.id} at version {version}, {size}")
     if models > 1 and model is None:
         typer.echo(

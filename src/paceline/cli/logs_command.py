@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
-from paceline.observe.output import label
+from paceline.observe.record.output import label
 
 __all__ = ["logs"]
 

@@ -13,7 +13,7 @@ from paceline.exceptions import UsageError
 
 if TYPE_CHECKING:
     from paceline.api.runs import RunDirectory
-    from paceline.observe.run_data import RunData
+    from paceline.observe.analyse.run_data import RunData
 
 __all__ = ["metrics"]
 
@@ -72,7 +72,7 @@ def metrics(
     [dim]paceline metrics last --tensorboard runs/[/dim]
     """
     from paceline.api.runs import find_run, load_run, prometheus_page
-    from paceline.observe import exports
+    from paceline.observe.show import exports
 
     address = _address(serve) if serve is not None else None
     found = find_run(run)
@@ -105,7 +105,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _write_csv(to: str, data: "RunData") -> None:
-    from paceline.observe.exports import to_csv
+    from paceline.observe.show.exports import to_csv
 
     if to == "-":
         to_csv(data, sys.stdout)
@@ -131,7 +131,7 @@ def _write_page(to: str, run: "RunDirectory") -> None:
 
 
 def _serve(run_id: str, page: Callable[[], str], host: str, port: int) -> None:
-    from paceline.observe.exports import MetricsServer
+    from paceline.observe.show.exports import MetricsServer
 
     with MetricsServer(page, host, port) as server:
         typer.echo(f"http://{host}:{server.server_port}/metrics serves run {run_id} until Ctrl-C")
@@ -146,7 +146,7 @@ def _show(data: "RunData", run_id: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     frame = data.metrics
     if frame.empty:
@@ -164,17 +164,17 @@ def _show(data: "RunData", run_id: str) -> None:
         values = part["value"]
         cells = {
             "worker": str(worker),
-            "values": words.count(len(part)),
-            "step": words.count(part["step"].iloc[-1]),
-            "first": words.metric(float(values.iloc[0])),
-            "lowest": words.metric(float(values.min())),
-            "highest": words.metric(float(values.max())),
-            "last": words.metric(float(values.iloc[-1])),
+            "values": wording.count(len(part)),
+            "step": wording.count(part["step"].iloc[-1]),
+            "first": wording.metric(float(values.iloc[0])),
+            "lowest": wording.metric(float(values.min())),
+            "highest": wording.metric(float(values.max())),
+            "last": wording.metric(float(values.iloc[-1])),
         }
         table.add_row(Text(str(name)), *(cells[title] for title in shown))
     console.print(table)
     if left_out := data.left_out.get("metrics"):
-        console.print(f"{words.count(left_out)} logged values are not kept (--records-mb, or a full disk).")
+        console.print(f"{wording.count(left_out)} logged values are not kept (--records-mb, or a full disk).")
     for text in data.missing:
         if "values" in text:
             console.print(Text(f"missing: {text}", style="yellow"))

@@ -104,13 +104,13 @@ def prune(
 def _remove(chosen: "Sequence[Candidate]", *, dry_run: bool) -> None:
     """Remove them one by one, or only say so."""
     from paceline.api.removal import remove_run
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     freed, number, failed = 0, 0, False
     for each in chosen:
-        what = f"run {each.run.id} ({each.state} {words.ago(time.time() - each.changed)} ago)"
+        what = f"run {each.run.id} ({each.state} {wording.ago(time.time() - each.changed)} ago)"
         if dry_run:
-            typer.echo(f"Would remove {what}: {words.size(each.nbytes)}")
+            typer.echo(f"Would remove {what}: {wording.size(each.nbytes)}")
             freed, number = freed + each.nbytes, number + 1
             continue
         try:
@@ -120,12 +120,12 @@ def _remove(chosen: "Sequence[Candidate]", *, dry_run: bool) -> None:
             failed = True
             continue
         freed, number = freed + each.nbytes, number + 1
-        typer.echo(f"Removed {what}: {words.size(each.nbytes)}")
+        typer.echo(f"Removed {what}: {wording.size(each.nbytes)}")
         if left:
             parameters.note(
                 f"{each.run.path} stays: it also holds {', '.join(left[:5])}{', …' * (len(left) > 5)}"
             )
     verb = "would be freed" if dry_run else "freed"
-    typer.echo(f"{words.plural(number, 'run')}, {words.size(freed)} {verb}.")
+    typer.echo(f"{wording.plural(number, 'run')}, {wording.size(freed)} {verb}.")
     if failed:
         raise typer.Exit(1)

@@ -44,7 +44,7 @@ def resume(
     """
     from paceline import api
     from paceline.api.jobs import resumable
-    from paceline.observe.output import parse_shown
+    from paceline.observe.record.output import parse_shown
 
     found = resumable(run)
     job = found.job

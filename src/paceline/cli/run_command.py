@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import parameters
-from paceline.observe.output import parse_shown
+from paceline.observe.record.output import parse_shown
 from paceline.plan import make_plan
 
 __all__ = ["run"]

@@ -45,7 +45,7 @@ def runs(
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe.display import style_of
+    from paceline.observe.show.display import style_of
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -84,7 +84,7 @@ def fitting(rows: Sequence[dict[str, str]], width: int) -> list[str]:
 
 def _row(run: "RunFacts") -> tuple[str, ...]:
     """One run's cells."""
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     def said(name: str) -> str:
         return "–" if getattr(run, name) is None else str(getattr(run, name))
@@ -94,7 +94,7 @@ def _row(run: "RunFacts") -> tuple[str, ...]:
         "diverged" if run.diverged and run.state == "succeeded" else run.state,
         said("mode"),
         f"{said('workers')}×{said('servers')}",
-        words.count(run.steps),
+        wording.count(run.steps),
         _rate(run),
         _age(run.created),
     )
@@ -102,17 +102,17 @@ def _row(run: "RunFacts") -> tuple[str, ...]:
 
 def _rate(run: "RunFacts") -> str:
     """Samples a second; `40 steps/s` of a run that counts no samples."""
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     if run.samples_per_s:
-        return words.count(run.samples_per_s)
-    return f"{words.count(run.steps_per_s)} steps/s" if run.steps_per_s else "–"
+        return wording.count(run.samples_per_s)
+    return f"{wording.count(run.steps_per_s)} steps/s" if run.steps_per_s else "–"
 
 
 def _age(created: object) -> str:
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     try:
-        return words.ago(time.time() - datetime.fromisoformat(str(created)).timestamp())
+        return wording.ago(time.time() - datetime.fromisoformat(str(created)).timestamp())
     except ValueError:
         return "–"

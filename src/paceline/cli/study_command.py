@@ -14,7 +14,7 @@ from paceline.plan.amounts import seconds
 from paceline.plan.grid import BUDGETS, Axis, StudyPlan
 
 if TYPE_CHECKING:
-    from paceline.observe.study import StudyData
+    from paceline.observe.analyse.study_data import StudyData
 
 __all__ = ["study"]
 
@@ -176,7 +176,7 @@ def _show(found: "StudyData") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe.study_page import table_rows
+    from paceline.observe.show.study_page import table_rows
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -64,8 +64,8 @@ def top(
 def _print(status: "RunStatus") -> None:
     from rich.console import Console
 
-    from paceline.observe.display import picture
-    from paceline.observe.window import Window
+    from paceline.observe.analyse.window import Window
+    from paceline.observe.show.display import picture
 
     console = Console(highlight=False)
     window = Window(1.0)

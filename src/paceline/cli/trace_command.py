@@ -32,10 +32,10 @@ def trace(
     """
     from paceline.api.reports import write_run_trace
     from paceline.api.runs import find_run
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     written = write_run_trace(find_run(run), out, steps)
     for lack in written.missing:
         parameters.note(lack)
-    size = words.size(out.stat().st_size)
-    typer.echo(f"{out}: {words.plural(written.spans, 'span')}, {size}. Open it at https://ui.perfetto.dev")
+    size = wording.size(out.stat().st_size)
+    typer.echo(f"{out}: {wording.plural(written.spans, 'span')}, {size}. Open it at https://ui.perfetto.dev")
