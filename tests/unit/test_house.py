@@ -267,6 +267,16 @@ def test_links_resolve() -> None:
     assert not broken, broken
 
 
+def test_every_promise_names_tests_that_exist() -> None:
+    page = ROOT / "docs" / "promises.md"
+    promises = [line for line in page.read_text("utf-8").splitlines() if line.startswith("| ")][1:]
+    assert len(promises) > 30
+    for promise in promises:
+        tests = [path for path, _ in links(promise) if path.startswith("../tests/")]
+        assert tests, f"no test holds this promise: {promise}"
+        assert all((page.parent / path).is_file() for path in tests), promise
+
+
 def test_paths_that_docs_name_exist() -> None:
     """What stands in backquotes and begins like a path of the repository."""
     pattern = r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]*)`"
