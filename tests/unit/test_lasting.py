@@ -90,10 +90,10 @@ def test_the_next_controller_hears_who_this_is_and_what_may_be_said_only_once(co
     assert first.hears() == (Kind.STATS, {"clock": 1})
     first.killed()
     link.send(Kind.STATS, {"clock": 2})
-    link.send(Kind.STATS, {"note": "the disk is full"})
+    link.send(Kind.NOTE, {"text": "the disk is full"})
     second = controllers()
     assert second.hears() == (Kind.HELLO, HELLO)
-    assert second.hears() == (Kind.STATS, {"note": "the disk is full"})
+    assert second.hears() == (Kind.NOTE, {"text": "the disk is full"})
     link.send(Kind.STATS, {"clock": 3})
     assert second.hears() == (Kind.STATS, {"clock": 3})
     link.close()
@@ -114,7 +114,7 @@ def test_last_words_that_a_controller_took_with_it_are_said_to_the_next(controll
     link.close()
 
 
-@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.STATS])
+@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.NOTE])
 def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_reconnect(controllers, kind):
     controller = controllers()
     link = linked(controller)
@@ -129,6 +129,32 @@ def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_recon
         link.send(kind, {"note": "x" * (5 << 20)})
     assert controllers().hears() == (Kind.HELLO, HELLO)
     link.close()
+
+
+def test_a_link_that_is_closed_between_two_controllers_is_not_opened_again(controllers):
+    controller = controllers()
+    link = linked(controller)
+    connected, closed = threading.Event(), threading.Event()
+    dial = link._dial
+
+    def dial_and_wait():
+        fresh = dial()
+        connected.set()
+        assert closed.wait(PATIENCE_S)
+        return fresh
+
+    link._dial = dial_and_wait
+    controller.killed()
+    link.send(Kind.STATS, {"clock": 1})
+    (looking,) = (each for each in threading.enumerate() if each.name == "to the next controller")
+    second = controllers()
+    assert connected.wait(PATIENCE_S)
+    link.close()
+    closed.set()
+    looking.join(PATIENCE_S)
+    assert not looking.is_alive()
+    assert link.sock.fileno() == -1
+    assert second.hears() == (Kind.HELLO, HELLO)
 
 
 def test_who_waits_for_a_controller_gets_the_first_frame_of_the_next(controllers):
@@ -154,7 +180,7 @@ def test_without_patience_it_ends_with_the_controller(controllers):
         link.receive()
     with pytest.raises(LinkError):
         for _ in range(2):
-            link.send(Kind.STATS, {"note": "?"})
+            link.send(Kind.NOTE, {"text": "?"})
     link.close()
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from paceline.causes import Cause, ending_of
-from paceline.core.run_machine import (
+from paceline.core.run_decisions import (
     Announce,
     Dismiss,
     End,
@@ -18,11 +18,11 @@ from paceline.core.run_machine import (
     LostServer,
     Note,
     RetireServer,
-    RunMachine,
     RunState,
     Save,
     WaitForCause,
 )
+from paceline.core.run_machine import RunMachine
 
 
 def started(servers: int = 1, workers: int = 2, max_restarts: int = 3) -> RunMachine:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from paceline.comm import frames, handshake
 from paceline.comm.aside import Aside
 from paceline.comm.frames import Kind
+from paceline.comm.message_codec import body_of
 from paceline.comm.tls import SecureSocket, Stream
 from paceline.exceptions import AuthError, FrameError, LinkError
 
@@ -192,6 +193,10 @@ class Connection:
         """Go on over another connection's socket, from its first frame that is not sent or read yet."""
         self.sock, self._keys, self.local = fresh.sock, fresh._keys, fresh.local
         self._sent, self._received, self._unread = fresh._sent, fresh._received, fresh._unread
+
+    def tell(self, said: tuple[Any, ...]) -> None:
+        """Send a message (`messages.py`) as a frame of its kind."""
+        self.send(*body_of(said))
 
     def send(
         self,

@@ -67,23 +67,42 @@ class Kind(IntEnum):
     DONE = 17  # follower → lead: part of a checkpoint written, or a partial norm
     READY = 18  # role → controller: I listen here
     START = 19  # controller → role: the servers are there
-    STATS = 20  # role → controller: what happened since the last one
+    STATS = 20  # lead → controller: progress of the run
     CHECKPOINT = 21  # controller → lead: save now
     STOP = 22  # controller → role: end now
     PULL = 23  # worker → server: fresh parameters without a push (after a rest)
     SLICE = 24  # worker → server: a slice of the gradient that the next PUSH announces
     SWITCH = 25  # controller → lead: go on in another mode
     MEET = 26  # worker ↔ worker: members of a group tell each other what they do
-    LEAVE = 28  # controller → lead: let these workers go
+    LEAVE = 28  # controller → lead: let this worker go
     PROBE = 30  # worker → server: I still wait; server → worker: behind all that I sent
     RESUMED = 31  # server → worker: the link goes on here; so many frames of yours have come
     SENDS = 29  # worker → server: the slices that my pushes bring from now on
-    CLOCK = 27  # role → controller: what time is it? and the answer
+    CLOCK = 27  # role → controller: what time is it?
     VOTE = 42  # worker → lead: does the run end early? and whether this worker wants it to
     VERDICT = 43  # lead → worker: the answer
     CALL = 44  # worker → lead: a small value for the others that call at the same place
     ANSWER = 45  # lead → worker: theirs
-    HEARD = 40  # controller → role: your last words are kept, you may end
+    HEARD = 40  # controller → role: your last message is journaled, you may end
+    TIME = 50  # controller → role: the answer to CLOCK
+    NOTE = 51  # role → controller: a message for the user
+    WORKER_REPORT = 52  # worker → controller: its progress
+    METRICS = 53  # worker → controller: values that its script has logged
+    SERVER_REPORT = 54  # server → controller: its progress
+    STRANGER = 55  # server → controller: a connection was refused
+    SAVE_BEGUN = 56  # lead → controller: the checkpoint has begun
+    SAVE_CUT = 57  # lead → controller: the checkpoint needs no worker any more
+    SAVE_ENDED = 58  # lead → controller: the checkpoint is written, or failed
+    REPLACE = 59  # lead → controller: restart a worker
+    ENDS_EARLY = 60  # lead → controller: the run ends early
+    REPLICATED = 61  # lead → controller: every slice has all its replicas
+    EMPTIED = 62  # lead → controller: a server has handed over its slices
+    UNREACHABLE = 63  # lead → controller: workers cannot reach a server
+    MODE = 64  # lead → controller: the run's mode from a version on
+    SWITCH_REFUSED = 65  # lead → controller: a switch is impossible
+    SNAPSHOT = 66  # controller → lead: save at the next opportunity
+    EMPTY = 67  # controller → lead: let this server go
+    END_EARLY = 68  # controller → lead: end the run in order
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -105,7 +124,14 @@ _BODY_LIMIT = {
     Kind.CALL: _LARGE,
     Kind.ANSWER: _LARGE,
     Kind.START: 4 << 20,  # the address of every server
-    Kind.STATS: 4 << 20,  # whatever a script logs
+    Kind.STATS: 4 << 20,  # accounts of every epoch
+    Kind.METRICS: 4 << 20,  # all that a script logs
+    Kind.WORKER_REPORT: 4 << 20,
+    Kind.NOTE: 4 << 20,  # may quote a script
+    Kind.ENDS_EARLY: 4 << 20,  # may quote a script
+    Kind.REPLACE: 4 << 20,  # names every worker that waits
+    Kind.SAVE_ENDED: 4 << 20,
+    Kind.STRANGER: 4 << 20,
 }
 _WITH_PAYLOAD = frozenset(
     [

@@ -17,6 +17,7 @@ from paceline.comm import frames
 from paceline.comm.connection import Connection, Frame
 from paceline.comm.frames import Kind
 from paceline.comm.meeting import Address, connect
+from paceline.comm.messages import SAID_ONCE
 from paceline.exceptions import FrameError, LinkError
 
 __all__ = ["LastingLink"]
@@ -25,8 +26,6 @@ _MOST_UNSAID = 256
 _AGAIN_S = (0.01, 1.0)
 """The first pause before dialling again, and the longest."""
 _LAST_WORDS = (Kind.ERROR, Kind.BYE)
-_ROUTINE = ("server", "clock", "staleness")
-"""What marks a report that the next one replaces."""
 
 
 class LastingLink(Connection):
@@ -57,6 +56,7 @@ class LastingLink(Connection):
         self._state = threading.RLock()
         self._here = threading.Event()
         self._here.set()
+        self._closed = False
         fresh = self._reach() if patience_s else self._dial()
         super().__init__(fresh.sock, fresh._keys)
         self.peer = "controller"
@@ -103,7 +103,7 @@ class LastingLink(Connection):
                 except LinkError:
                     if self._back is None:
                         self.lost()
-            if kind is Kind.STATS and not any(mark in (body or {}) for mark in _ROUTINE):
+            if kind in SAID_ONCE:
                 frames.check(kind, body or {})
                 self._unsaid.append((kind, body))
 
@@ -148,17 +148,26 @@ class LastingLink(Connection):
         """Go on with the next controller, who has heard who this is: tell it what it has to know."""
         with self._state:
             fresh.sock.settimeout(self.sock.gettimeout())
-            self.close()
+            super().close()
             super().renew(fresh)
             self._here.set()
             kept, self._unsaid = list(self._unsaid), collections.deque(maxlen=_MOST_UNSAID)
             for kind, body in [*kept, *self._words.items()]:
                 self.send(kind, body)
 
+    def close(self) -> None:
+        """Close the socket. A link that no Hub reads (a Hub closes what has ended, and the role dials again)
+        also stops looking for the next controller."""
+        with self._state:
+            self._closed = self._back is None
+            super().close()
+
     def _come_back(self) -> None:
         try:
             fresh = self._reach()
         except LinkError as error:
+            if self._closed:
+                return
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(
                     f"no controller came back within {self._patience_s:g} s ({error}): this role ends\n"
@@ -167,7 +176,9 @@ class LastingLink(Connection):
             os._exit(1)
         with self._state:
             back = self._back
-            if back is None:
+            if self._closed:
+                fresh.close()
+            elif back is None:
                 self.renew(fresh)
         if back is not None:
             back(fresh)
@@ -186,7 +197,7 @@ class LastingLink(Connection):
             except LinkError:
                 if fresh is not None:
                     fresh.close()
-                if time.monotonic() > until:
+                if self._closed or time.monotonic() > until:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, longest)

@@ -20,7 +20,8 @@ from paceline.control.controller import Controller
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory, find_run, list_runs
 from paceline.control.successor import Successor
-from paceline.core.run_machine import RunMachine, RunState
+from paceline.core.run_decisions import RunState
+from paceline.core.run_machine import RunMachine
 
 __all__ = [
     "Controller",

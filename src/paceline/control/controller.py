@@ -13,12 +13,42 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from paceline.causes import Cause, ending_of, explained
-from paceline.comm import Certificate, Connection, Frame, Hub, Kind, Listener, Secret, new_secret
+from paceline.comm import Certificate, Connection, Frame, Hub, Listener, Secret, new_secret
 from paceline.comm.faults import Faults
 from paceline.comm.frames import field
+from paceline.comm.message_codec import body_of
+from paceline.comm.messages import (
+    TO_CONTROLLER,
+    FullyReplicated,
+    LastWordsKept,
+    LeadReport,
+    LetServerGo,
+    LetWorkerGo,
+    LoggedMetrics,
+    ModeEntered,
+    ReplaceWorker,
+    RoleError,
+    RoleFinished,
+    RunEndsEarly,
+    SaveBegun,
+    SaveCut,
+    SaveEnded,
+    SaveNow,
+    ServerAddresses,
+    ServerEmptied,
+    ServerListening,
+    ServerReport,
+    ServerUnreachable,
+    StopServing,
+    StrangerSeen,
+    SwitchRefused,
+    ToController,
+    UserNote,
+    WorkerReport,
+)
 from paceline.control.attempts import Attempts
 from paceline.control.configs import server_config, worker_config
 from paceline.control.guarding import Guarding
@@ -29,7 +59,7 @@ from paceline.control.rundir import RunDirectory
 from paceline.control.tail import Outputs
 from paceline.control.time_limit import TimeLimit
 from paceline.core.modes import ModeSpec
-from paceline.core.run_machine import (
+from paceline.core.run_decisions import (
     Announce,
     Decision,
     Dismiss,
@@ -42,11 +72,11 @@ from paceline.core.run_machine import (
     Note,
     Retire,
     RetireServer,
-    RunMachine,
     RunState,
     Save,
     WaitForCause,
 )
+from paceline.core.run_machine import RunMachine
 from paceline.engines import Engine, RoleSpec, Succession
 from paceline.exceptions import CheckpointError, FrameError, LinkError, RoleFailed, UpdateOverflow
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
@@ -375,17 +405,17 @@ class Controller(Guarding):
                     self._engine.kill(role, rank, signal.SIGKILL)
                 case Retire(rank):
                     with contextlib.suppress(LinkError, KeyError):
-                        self._links[self._lead].send(Kind.LEAVE, {"worker": rank})
+                        self._links[self._lead].tell(LetWorkerGo(rank))
                 case RetireServer(rank):
                     with contextlib.suppress(LinkError, KeyError):
-                        self._links[self._lead].send(Kind.LEAVE, {"server": rank})
+                        self._links[self._lead].tell(LetServerGo(rank))
                 case Dismiss(rank):
                     self._addresses.pop(rank, None)
                     self._heard.pop(rank, None)
                     self.status.servers.pop(rank, None)
                     self._note(f"server:{rank} has given all it held to the others, and left")
                     with contextlib.suppress(LinkError, KeyError):
-                        self._links[f"server:{rank}"].send(Kind.STOP)
+                        self._links[f"server:{rank}"].tell(StopServing())
                 case Announce():
                     self._announce()
                 case Save():
@@ -450,7 +480,7 @@ class Controller(Guarding):
             return  # after a takeover the lead has yet to say where it is; all are told then
         servers = {str(rank): address for rank, address in sorted(self._addresses.items())}
         with contextlib.suppress(LinkError):
-            self._links[name].send(Kind.START, {"servers": servers, "lead": self._machine.lead})
+            self._links[name].tell(ServerAddresses(servers, self._machine.lead))
 
     def _go_on_without(self, rank: int, lead: int) -> None:
         """A server is gone; if it led, another one does now."""
@@ -465,7 +495,7 @@ class Controller(Guarding):
         # What the one before was asked for it may not have done.
         for worker in self._machine.retired:
             with contextlib.suppress(LinkError, KeyError):
-                self._links[self._lead].send(Kind.LEAVE, {"worker": worker})
+                self._links[self._lead].tell(LetWorkerGo(worker))
         for name in self._switching.copy():
             self._answer(name, {"refused": f"server:{rank}, which led the run, is gone: ask again"})
 
@@ -479,7 +509,7 @@ class Controller(Guarding):
         self._save_due = time.monotonic() + self._save_patience
         self._saving.clear()
         with contextlib.suppress(LinkError):
-            link.send(Kind.CHECKPOINT, {"all_ended": self._machine.state is RunState.FINISHING})
+            link.tell(SaveNow(self._machine.state is RunState.FINISHING))
 
     def _go_back(self, reason: str) -> None:
         """End all processes, and choose the checkpoint that those launched next begin from."""
@@ -587,7 +617,7 @@ class Controller(Guarding):
         for name, link in self._links.items():
             if name.startswith("server:") and graceful:
                 with contextlib.suppress(LinkError):
-                    link.send(Kind.STOP)
+                    link.tell(StopServing())
         deadline = time.monotonic() + (_EXIT_S if graceful else 0.3)
         while self._engine.pids() and time.monotonic() < deadline:
             self._hub.poll(0.02)
@@ -633,52 +663,117 @@ class Controller(Guarding):
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """News from a role."""
-        name = connection.peer
-        role, _, number = name.partition(":")
-        rank = int(number)
+        said = TO_CONTROLLER.read(frame.kind, frame.body)
         if self._last_words is not None:
-            for known in ("version", "samples"):
-                newest = max(getattr(self.status, known), int(frame.body.get(known, 0)))
-                setattr(self.status, known, newest)
-            if frame.kind in (Kind.ERROR, Kind.BYE):
-                self._last_words.discard(name)
-        elif frame.kind is Kind.READY:
-            self._addresses[rank] = field(frame.body, "address", dict)
-            self._do(self._machine.server_ready(rank))
-        elif frame.kind is Kind.ERROR:
-            body = frame.body
-            self._codes[name] = int(body.get("code", 1))
-            if self._machine.state not in (RunState.SUCCEEDED, RunState.STOPPED):
-                # Else servers end, and one of them has seen the end of another before it was told to.
-                self._record({"kind": "error", "role": name, **body})
-            if role == "worker":
-                self.status.workers[rank].state = "failed"
-                self._machine.stepped(rank, int(body.get("clock", 0)))
-            message = f"{body.get('error')}: {body.get('message')}"
-            if body.get("error") == UpdateOverflow.__name__:
-                if self._overflowed():
-                    return
-                message += f" {self.status.diverged or ''}"
-            self._do(
-                self._machine.failed(
-                    name,
-                    message,
-                    str(body.get("traceback", "")),
-                    cause=_cause(body),
-                    error=str(body.get("error")),
-                )
-            )
-        elif frame.kind is Kind.BYE:
-            left = rank in self._machine.retired
-            self.status.workers[rank].state = "left" if left else "finished"
-            trained = not frame.body.get("untrained", False)
-            self._do([] if left else self._machine.worker_finished(rank, trained=trained))
-        elif frame.kind is Kind.STATS:
-            self._on_stats(role, rank, frame.body)
-        if self._heir is not None and frame.kind in (Kind.ERROR, Kind.BYE):
+            self._hear_last(connection.peer, said)
+        else:
+            self._on_message(connection.peer, said)
+        if self._heir is not None and isinstance(said, RoleError | RoleFinished):
             # After `_do`, which keeps it: who said it ends, and could not say it to the next controller.
             with contextlib.suppress(LinkError):
-                connection.send(Kind.HEARD)
+                connection.tell(LastWordsKept())
+
+    def _hear_last(self, name: str, said: ToController) -> None:
+        """While the run goes back: how far it had come."""
+        assert self._last_words is not None
+        for known in ("version", "samples"):
+            newest = max(getattr(self.status, known), getattr(said, known, None) or 0)
+            setattr(self.status, known, newest)
+        if isinstance(said, RoleError | RoleFinished):
+            self._last_words.discard(name)
+
+    def _on_message(self, name: str, said: ToController) -> None:
+        role, _, number = name.partition(":")
+        rank, status = int(number), self.status
+        if role == "server" and not isinstance(said, RoleError | ServerListening):
+            self._heard[rank] = time.monotonic()
+        match said:
+            case RoleError():
+                self._on_error(name, said)
+            case RoleFinished(untrained):
+                left = rank in self._machine.retired
+                status.workers[rank].state = "left" if left else "finished"
+                self._do([] if left else self._machine.worker_finished(rank, trained=not untrained))
+            case UserNote(text):
+                self._note(text)
+            case WorkerReport():
+                status.workers[rank].hear(said._asdict())
+                self._ledgers.hear(rank, said.ledger)
+                self._machine.stepped(rank, said.clock)
+                self._check_spans(said.spans_broken)
+                self._check_values(said.values_broken)
+            case LoggedMetrics():
+                self._machine.stepped(rank, said.clock)
+                status.workers[rank].metrics.update(said.log)
+                status.workers[rank].logged_at = said.log_at
+                self._hear_metrics(rank, said)
+            case ServerListening(address):
+                self._addresses[rank] = address
+                self._do(self._machine.server_ready(rank))
+            case ServerReport():
+                if (server := status.servers.get(rank)) is None:  # it has left
+                    return
+                server.updates, server.update_s = said.updates, said.update_s
+                self._check_spans(said.spans_broken)
+                if said.saving is not None:
+                    self._on_saving(rank, *said.saving)
+            case StrangerSeen(reason):
+                self.on_stranger(f"{name}: {reason}")
+            case LeadReport():
+                self._on_lead_report(said)
+            case SaveBegun():
+                if self._save_due is not None:
+                    self._wait_on_for_save()
+            case SaveCut():
+                self._on_cut()
+            case SaveEnded():
+                self._on_saved(said)
+            case ReplaceWorker(worker, incarnation, reason):
+                self._do(self._machine.hung("worker", worker, incarnation, reason))
+            case RunEndsEarly(reason):
+                if status.ended_early is None:
+                    status.ended_early = reason
+                    self._note(f"the run ends early: {reason}")
+            case FullyReplicated(servers):
+                self._do(self._machine.whole(set(servers)))
+            case ServerEmptied(server_rank):
+                self._do(self._machine.departed(server_rank))
+            case ServerUnreachable(server_rank):
+                self._engine.kill("server", server_rank, signal.SIGKILL)
+            case ModeEntered(mode, version, request):
+                self._on_mode(mode, version, request)
+            case SwitchRefused(request, reason):
+                self._answer(request, {"refused": reason})
+            case _:
+                assert_never(said)
+
+    def _on_error(self, name: str, said: RoleError) -> None:
+        role, _, number = name.partition(":")
+        self._codes[name] = 1 if said.code is None else said.code
+        if self._machine.state not in (RunState.SUCCEEDED, RunState.STOPPED):
+            # Else servers end, and one of them has seen the end of another before it was told to.
+            self._record({"kind": "error", "role": name, **body_of(said)[1]})
+        if role == "worker":
+            self.status.workers[int(number)].state = "failed"
+            self._machine.stepped(int(number), said.clock or 0)
+        message = f"{said.error}: {said.message}"
+        if said.error == UpdateOverflow.__name__:
+            if self._overflowed():
+                return
+            message += f" {self.status.diverged or ''}"
+        self._do(
+            self._machine.failed(name, message, said.traceback, cause=_cause(said), error=said.error),
+        )
+
+    def _on_lead_report(self, said: LeadReport) -> None:
+        status = self.status
+        self._hear_pushes(said)
+        if said.samples > status.samples:
+            status.progressed_s = time.monotonic() - self._started
+        status.hear({**said._asdict(), "leases": list(said.leases)})
+        if left_out := said.pushes - self._push_records.rows_of(said.pushes):
+            status.left_out["pushes"] = left_out
+        self._own_faults.reached(status.version)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """A role's connection is over; the engine says how its process ended."""
@@ -691,93 +786,19 @@ class Controller(Guarding):
         if self._strangers <= _MAX_STRANGERS:
             self._record({"kind": "stranger", "reason": reason})
 
-    def _on_stats(self, role: str, rank: int, body: dict[str, Any]) -> None:
-        status = self.status
-        if role == "worker":
-            worker = status.workers[rank]
-            worker.hear(body)
-            if "ledger" in body:
-                self._ledgers.hear(rank, field(body, "ledger", list))
-            self._machine.stepped(rank, int(body.get("clock", 0)))
-            self._check_spans(body)
-            if "note" in body:
-                self._note(str(body["note"]))
-            if "log" in body:
-                values = {str(k): float(v) for k, v in body["log"].items()}
-                worker.metrics.update(values)
-                worker.logged_at = {str(k): int(v) for k, v in body.get("log_at", {}).items()}
-                self._hear_metrics(rank, body, values)
-            return
-        self._heard[rank] = time.monotonic()
-        if "server" in body:
-            server, told = status.servers.get(rank), body["server"]
-            if server is None:  # it has left
-                return
-            server.updates, server.update_s = int(told["updates"]), float(told["update_s"])
-            self._check_spans(told)
-            if "saving" in told:
-                self._on_saving(rank, *map(int, told["saving"]))
-            return
-        if "begun" in body:
-            if self._save_due is not None:
-                self._wait_on_for_save()
-            return
-        if "cut" in body:
-            self._on_cut()
-            return
-        if "checkpoint" in body:
-            self._on_saved(body)
-            return
-        if "replace" in body:
-            self._do(
-                self._machine.hung("worker", int(body["replace"]), body["incarnation"], str(body["reason"]))
-            )
-            return
-        if "stranger" in body:
-            self.on_stranger(f"{role}:{rank}: {body['stranger']}")
-            return
-        if "note" in body:
-            self._note(str(body["note"]))
-            return
-        if "ending" in body:
-            if self.status.ended_early is None:
-                self.status.ended_early = str(body["ending"])
-                self._note(f"the run ends early: {self.status.ended_early}")
-            return
-        if "whole" in body:
-            self._do(self._machine.whole(set(body["whole"])))
-            return
-        if "departed" in body:
-            self._do(self._machine.departed(int(body["departed"])))
-            return
-        if "unreachable" in body:
-            self._engine.kill("server", int(body["unreachable"]), signal.SIGKILL)
-            return
-        if "mode" in body:
-            self._on_mode(str(body["mode"]), int(body["version"]), body.get("request"))
-            return
-        if "refused_switch" in body:
-            self._answer(str(body["request"]), {"refused": body["refused_switch"]})
-            return
-        self._hear_pushes(body)
-        if int(body["samples"]) > status.samples:
-            status.progressed_s = time.monotonic() - self._started
-        status.hear(body)
-        if left_out := int(body["pushes"]) - self._push_records.rows_of(int(body["pushes"])):
-            status.left_out["pushes"] = left_out
-        self._own_faults.reached(status.version)
-
-    def _check_spans(self, body: dict[str, Any]) -> None:
-        if "spans_broken" in body and not self._spans_broken:
+    def _check_spans(self, problem: str | None) -> None:
+        if problem is not None and not self._spans_broken:
             self._spans_broken = True
             self._note(
-                f"spans cannot be written to {self.run_dir.path}: {body['spans_broken']}. Training goes on, "
+                f"spans cannot be written to {self.run_dir.path}: {problem}. Training goes on, "
                 "but the report will lack what follows: make room there, or use --no-spans."
             )
-        if "values_broken" in body and not self._values_broken:
+
+    def _check_values(self, problem: str | None) -> None:
+        if problem is not None and not self._values_broken:
             self._values_broken = True
             self._note(
-                f"logged values cannot be written to {self.run_dir.path}: {body['values_broken']}. Training "
+                f"logged values cannot be written to {self.run_dir.path}: {problem}. Training "
                 "goes on, and each worker keeps its last 20,000 until there is room: make some there."
             )
 
@@ -790,18 +811,17 @@ class Controller(Guarding):
                 f"{self.plan.job.records_mb}), of which a quarter is for values, or the disk was full."
             )
 
-    def _on_saved(self, body: dict[str, Any]) -> None:
-        path, reason = body["checkpoint"], body.get("reason")
-        if path is not None and path != "kept":
+    def _on_saved(self, said: SaveEnded) -> None:
+        if said.checkpoint is not None and said.checkpoint != "kept":
             self.status.checkpoints = checkpoint_names(self.run_dir)
             self._was_kept()
-            self._record({"kind": "checkpoint", "version": body["version"]})
-        answer = bool(body.get("asked")) and self._save_due is not None  # not one of the periodic ones
-        if path is None and not answer:
-            self._note(f"a checkpoint failed: {reason}")
+            self._record({"kind": "checkpoint", "version": said.version})
+        answer = said.asked and self._save_due is not None  # not one of the periodic ones
+        if said.checkpoint is None and not answer:
+            self._note(f"a checkpoint failed: {said.reason}")
         if answer:
             self._save_due = None
-            self._do(self._machine.saved(reason))
+            self._do(self._machine.saved(said.reason))
 
     # --- telling ----------------------------------------------------------------------------------
 
@@ -853,11 +873,11 @@ class Controller(Guarding):
             self._watch(self.status, self._output.new(self.status.workers, final=final))
 
 
-def _cause(body: dict[str, Any]) -> Cause:
+def _cause(said: RoleError) -> Cause:
     """Of a role's report of an error. A server's refusal of a connection says only which error it was."""
-    if "cause" in body:
-        return Cause(field(body, "cause", str))
-    return Cause.LOST_LINK if body.get("error") in ("LinkError", "AuthError") else Cause.USER_ERROR
+    if said.cause is not None:
+        return Cause(said.cause)
+    return Cause.LOST_LINK if said.error in ("LinkError", "AuthError") else Cause.USER_ERROR
 
 
 def checkpoint_names(run: RunDirectory) -> list[str]:

@@ -7,12 +7,11 @@ every 15 s, or less often if they take long, so that writing them takes a fiftie
 
 import contextlib
 import time
-from typing import Any
 
-from paceline.comm import Kind
+from paceline.comm.messages import LeadReport, LoggedMetrics, SaveSoon
 from paceline.control.steering import GUARD, Steering
 from paceline.core.modes import Decision, Divergence, Guard, explained, parse_mode
-from paceline.core.run_machine import RunState
+from paceline.core.run_decisions import RunState
 from paceline.exceptions import CheckpointError, LinkError, UsageError
 from paceline.storage.checkpoint import discard_after
 
@@ -41,25 +40,24 @@ class Guarding(Steering):
 
     # --- hearing ------------------------------------------------------------------------------------
 
-    def _hear_metrics(self, rank: int, body: dict[str, Any], values: dict[str, float]) -> None:
-        """A worker's script logged these, and of its loss all that `body` has."""
-        version = int(body.get("log_at", {}).get("version", self.status.version))
-        for loss in map(float, body.get("losses", ())):
+    def _hear_metrics(self, rank: int, logged: LoggedMetrics) -> None:
+        """A worker's script logged these."""
+        version = logged.log_at.get("version", self.status.version)
+        for loss in logged.losses:
             self._divergence.logged(rank, {"loss": loss}, version)
             if self._guard is not None:
                 self._guard.loss(loss, version)
-        self._divergence.logged(rank, {k: v for k, v in values.items() if k != "loss"}, version)
+        self._divergence.logged(rank, {k: v for k, v in logged.log.items() if k != "loss"}, version)
 
-    def _hear_pushes(self, body: dict[str, Any]) -> None:
+    def _hear_pushes(self, report: LeadReport) -> None:
         """What happened to pushes since the lead's last report, which the status has."""
         before = self.status
-        counts = {int(staleness): int(count) for staleness, count in body["staleness"].items()}
-        new = {each: count - before.staleness.get(each, 0) for each, count in counts.items()}
+        new = {each: count - before.staleness.get(each, 0) for each, count in report.staleness.items()}
         new = {each: count for each, count in new.items() if count > 0}
-        refused = max(0, int(body["refused"]) - before.refused)
+        refused = max(0, report.refused - before.refused)
         self._divergence.pushes(sum(new.values()), refused)
-        for worker, norm in body.get("norms", ()):
-            self._divergence.norm(int(worker), float(norm), self.status.version)
+        for worker, norm in report.norms:
+            self._divergence.norm(worker, norm, self.status.version)
         if self._guard is not None:
             self._guard.pushes(new, refused=refused)
 
@@ -203,7 +201,7 @@ class Guarding(Steering):
             return
         self._snapshot_asked, self._snapshot_due = now, now + _SNAPSHOT_S
         with contextlib.suppress(LinkError, KeyError):
-            self._links[self._lead].send(Kind.CHECKPOINT, {"soon": True})
+            self._links[self._lead].tell(SaveSoon())
 
     def _was_kept(self) -> None:
         """A checkpoint is written."""

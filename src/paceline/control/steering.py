@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.comm import Connection, Kind
+from paceline.comm import Connection
+from paceline.comm.messages import SwitchMode
 from paceline.control.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.core.modes import ModeSpec, in_words, parse_mode
-from paceline.core.run_machine import (
-    Decision,
-    RunMachine,
-    RunState,
-)
+from paceline.core.run_decisions import Decision, RunState
+from paceline.core.run_machine import RunMachine
 from paceline.exceptions import LinkError, PlanError, UsageError
 from paceline.observe import RunStatus, ServerStatus
 from paceline.plan import Plan
@@ -194,7 +192,7 @@ class Steering:
             return
         self._switching[request] = mode
         with contextlib.suppress(LinkError):
-            link.send(Kind.SWITCH, {"mode": str(mode), "request": request})
+            link.tell(SwitchMode(str(mode), request))
 
     def _check_mode(self, mode: ModeSpec) -> None:
         """UsageError if this run cannot go on in another mode."""

@@ -16,10 +16,11 @@ from typing import Any
 
 from paceline.comm import Certificate, Connection, Frame, Kind, Listener
 from paceline.comm.faults import Faults
+from paceline.comm.messages import LetWorkerGo
 from paceline.control.controller import Controller, checkpoint_names
 from paceline.control.rundir import RunDirectory
 from paceline.core.modes import Divergence, parse_mode
-from paceline.core.run_machine import Decision, GoBack, RunState, Save
+from paceline.core.run_decisions import Decision, GoBack, RunState, Save
 from paceline.engines import Engine, Handover
 from paceline.exceptions import LinkError
 from paceline.observe import RunStatus, WorkerStatus
@@ -145,7 +146,7 @@ class Successor(Controller):
             for rank in self._machine.retired:
                 if f"worker:{rank}" in running:
                     with contextlib.suppress(LinkError, KeyError):
-                        self._links[self._lead].send(Kind.LEAVE, {"worker": rank})
+                        self._links[self._lead].tell(LetWorkerGo(rank))
             if self._machine.state in (RunState.FINISHING, RunState.STOPPING):
                 self._do([Save()])
 

@@ -2,7 +2,8 @@
 
 import contextlib
 
-from paceline.comm import Connection, Kind
+from paceline.comm import Connection
+from paceline.comm.messages import EndEarly
 from paceline.exceptions import LinkError
 
 __all__ = ["TimeLimit"]
@@ -33,5 +34,5 @@ class TimeLimit:
             return
         reason = f"its time was up ({self._limit_s:g} s, --max-time)"
         with contextlib.suppress(LinkError):
-            lead.send(Kind.LEAVE, {"stop": reason})
+            lead.tell(EndEarly(reason))
             self._asked = lead

@@ -15,22 +15,22 @@ from typing import TextIO
 import torch
 
 from paceline.causes import cause_of
-from paceline.comm import Address, Frame, Kind
+from paceline.collective import GroupLinks
+from paceline.comm import Address, Kind
 from paceline.comm.compression import parse_compression
 from paceline.comm.errors import error_body
 from paceline.comm.faults import Faults
-from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
+from paceline.comm.messages import FROM_CONTROLLER, ServerAddresses
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptExit, UsageError
 from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.spans import recorder_of
 from paceline.observe.values import ValueWriter, steps_of
-from paceline.worker.client import Client
-from paceline.worker.group import GroupLinks
-from paceline.worker.pipeline import PipelinedClient
-from paceline.worker.program import begin_program, end_program, exit_code, run_program
+from paceline.worker.exchange.client import Client
+from paceline.worker.exchange.pipeline import PipelinedClient
+from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
 from paceline.worker.session import RunSession, enter_session
 
 __all__ = ["WorkerConfig", "run_worker"]
@@ -117,7 +117,7 @@ def run_worker(
     values = _values(config)
 
     @functools.cache  # who prepares again finds the servers where they were
-    def hear_start() -> Frame:
+    def hear_start() -> ServerAddresses:
         controller.sock.settimeout(config.deadline_s)
         try:
             frame = controller.receive()
@@ -125,14 +125,14 @@ def run_worker(
             raise DeadlineError(
                 f"the servers were not ready within {config.deadline_s:g} s (--deadline)"
             ) from None
-        if frame.kind is not Kind.START:
+        said = FROM_CONTROLLER.read(frame.kind, frame.body)
+        if not isinstance(said, ServerAddresses):
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
-        return frame
+        return said
 
     def reach_servers() -> Client:
-        frame = hear_start()
-        lead = field(frame.body, "lead", int)
-        address = Address.from_json(field(frame.body, "servers", dict)[str(lead)])
+        servers, lead = hear_start()
+        address = Address.from_json(servers[str(lead)])
         make: Callable[..., Client] = Client
         if transfer.pipelined:
             make = functools.partial(PipelinedClient, spans=spans)
