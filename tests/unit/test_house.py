@@ -26,28 +26,81 @@ MOST_FILES_OF_A_CLASS = 2
 # --- what still breaks a rule -----------------------------------------------------------------------
 
 MISSING_FROM_MAP = {
-    *("cli/certs.py", "cli/compare.py", "cli/metrics.py", "cli/report.py", "cli/scale.py"),
-    *("cli/switch.py", "cli/top.py", "cli/trace.py"),
+    "cli/certs.py",
+    "cli/compare.py",
+    "cli/metrics.py",
+    "cli/report.py",
+    "cli/scale.py",
+    "cli/switch.py",
+    "cli/top.py",
+    "cli/trace.py",
     "control/guarding.py",
-    *("worker/free.py", "worker/phases.py", "worker/stepping.py"),
+    "worker/checkpoint_part.py",
+    "worker/collective_calls.py",
+    "worker/early_end.py",
+    "worker/exchange/client.py",
+    "worker/exchange/encoders.py",
+    "worker/exchange/free_exchange.py",
+    "worker/exchange/openmp.py",
+    "worker/exchange/pipeline.py",
+    "worker/exchange/server_links.py",
+    "worker/optimizer_side.py",
+    "worker/ownership.py",
+    "worker/phase_hooks.py",
+    "worker/plain_copies.py",
+    "worker/program_runner.py",
+    "worker/reporter.py",
+    "worker/script_optimizer.py",
+    "worker/steppers",
 }
 FILE_NAMES_USED_TWICE = {
-    *("collectives.py", "faults.py", "links.py", "optimizer.py", "plan.py", "program.py"),
-    *("runs.py", "spec.py", "state.py", "successor.py"),
+    "codec.py",
+    "collective_calls.py",
+    "faults.py",
+    "plan.py",
+    "rows.py",
+    "runs.py",
+    "spec.py",
+    "successor.py",
 }
-CLASS_NAMES_USED_TWICE = {"Differences", "Epochs", "Gradients", "RunSide"}
+CLASS_NAMES_USED_TWICE = {
+    "Dismiss",
+}
 LONG_FILES = {
-    *("control/controller.py", "worker/session.py"),
-    *("core/decider.py", "core/modes/spec.py", "core/run_machine.py"),
-    *("ps/leader.py", "ps/shard.py"),
+    "control/controller.py",
+    "core/decider.py",
+    "core/modes/spec.py",
+    "ps/leader.py",
+    "ps/shard.py",
+    "worker/session.py",
 }
 LONG_CHAINS = {
-    *("Gathering", "LeadServer", "Ordering", "Placing", "Server"),
-    *("Controller", "PipelinedClient", "Successor"),
+    "Controller",
+    "Gathering",
+    "LeadServer",
+    "Ordering",
+    "PipelinedClient",
+    "Placing",
+    "Server",
+    "Successor",
 }
-LARGE_CLASSES = LONG_CHAINS | {
-    *("Attending", "Executing", "InlinePeer", "LastingLink", "Lead"),
-    *("Client", "Links", "RunSession"),
+LARGE_CLASSES = {
+    "Attending",
+    "Client",
+    "Controller",
+    "Executing",
+    "Gathering",
+    "InlinePeer",
+    "LastingLink",
+    "Lead",
+    "LeadServer",
+    "Links",
+    "Ordering",
+    "PipelinedClient",
+    "Placing",
+    "RunSession",
+    "Server",
+    "Successor",
 }
 STAND_INS = True
 """Modules at the old places of `observe` (tools/move_observe_imports.py deletes them)."""
