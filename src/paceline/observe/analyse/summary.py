@@ -44,7 +44,7 @@ def key_figures(run: RunData, facts: Facts, state: str | None = None) -> list[tu
 
 
 def known_facts(run: RunData) -> Facts:
-    """`facts_of`, or no facts if the tables are damaged beyond that: `run.missing` then says so."""
+    """`facts_of`, or empty facts if the tables are too damaged; `run.missing` then says so."""
     try:
         return facts_of(run)
     except Exception as error:  # a report of the rest is worth more than this error
@@ -53,7 +53,7 @@ def known_facts(run: RunData) -> Facts:
 
 
 def diagnosis_of(run: RunData, facts: Facts) -> Diagnosis:
-    """What limited the run, in the mode that it ended in; or that it failed or diverged."""
+    """The diagnosis of the run in the mode that it ended in."""
     mode = run.status.mode or str(run.job.get("mode") or "bsp")
     usual = {"overlap": False, "compress": "none", "prefetch": 0}
     using = {name for name, value in usual.items() if run.job.get(name, value) != value}
@@ -176,7 +176,7 @@ def _shares(diagnosis: Diagnosis) -> dict[str, float]:
 
 
 def _cores(run: RunData) -> int | None:
-    """Of the host that the run was on, if it was one: this one."""
+    """Number of cores of the run's host; None if roles ran on other hosts."""
     plan = run.record.get("plan")
     with contextlib.suppress(AttributeError, TypeError):
         if plan and any(role.get("host") != "localhost" for role in plan.get("roles", ())):

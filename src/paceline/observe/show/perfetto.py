@@ -177,7 +177,7 @@ class _Processes:
 def _span_events(
     spans: Columns, chosen: npt.NDArray[np.int64], origin: int, processes: _Processes
 ) -> Iterator[str]:
-    """Text of so many events at a time."""
+    """The events as text, `_CHUNK` spans at a time."""
     heads: dict[tuple[int, int], str] = {}
     others: dict[tuple[int, int, int], str] = {}
     for at in range(0, len(chosen), _CHUNK):
