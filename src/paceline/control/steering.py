@@ -19,6 +19,7 @@ from paceline.observe import RunStatus, ServerStatus
 from paceline.plan import Plan
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
 from paceline.plan.host import read_limits
+from paceline.plan.rules import check_switch
 
 __all__ = ["GUARD", "Steering"]
 
@@ -197,12 +198,10 @@ class Steering:
     def _check_mode(self, mode: ModeSpec) -> None:
         """UsageError if this run cannot go on in another mode."""
         present, job = parse_mode(self.status.mode), self.plan.job
-        if reason := present.carries(mode):
+        if reason := present.switch_refusal(mode):
             raise UsageError(reason)
         mode.check(len(self._machine.working))
-        job.transfer.check(mode)
-        if job.clip_norm is not None and mode.name != "bsp":
-            raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
+        check_switch(job, mode)
 
     def _on_mode(self, text: str, version: int, request: str | None) -> None:
         """The lead server goes on in this mode; `request` was to take effect with it."""

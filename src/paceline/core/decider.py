@@ -46,13 +46,13 @@ from paceline.core.modes import (
     Apply,
     Clocks,
     Drop,
-    Epochs,
     Hold,
     Instruction,
     ModeSpec,
     PushId,
     Rounds,
     Schedule,
+    WholeEpochs,
     parse_mode,
 )
 from paceline.core.modes.lbfgs import Answer, Lbfgs
@@ -664,7 +664,7 @@ class Lead:
         return steps
 
     def _changed(self) -> None:
-        assert isinstance(self.machine, Epochs)
+        assert isinstance(self.machine, WholeEpochs)
         self.machine.changed()
         self._check_limit()
 

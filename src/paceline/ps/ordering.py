@@ -95,7 +95,7 @@ class Ordering(Server):
         """The controller wants another mode, and has seen that the run can carry it."""
         mode = parse_mode(text)
         adopted = self.shard is not None
-        reason = self._lead.mode.carries(mode) or (undealt(mode, self._lead.book) if adopted else None)
+        reason = self._lead.mode.switch_refusal(mode) or (undealt(mode, self._lead.book) if adopted else None)
         if self._optimizers > 1:
             reason = reason or mode.one_optimizer_reason()
         if reason is not None:

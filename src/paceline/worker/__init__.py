@@ -12,6 +12,7 @@
 * `links.py`     Links: to all servers, which break, and which of them holds what.
 * `client.py`    Client: what is said over them: offer, attach, exchange, leases, state.
 * `openmp.py`    lets torch's threads go while a worker waits.
+* `pinning.py`   CPU cores that a worker keeps to itself.
 * `traffic.py`   Traffic: how many bytes a step moves, whatever carries them.
 * `pipeline.py`  PipelinedClient: the same, with payloads that travel while the worker computes.
 * `gate.py`      nobody sees a parameter before it has arrived.

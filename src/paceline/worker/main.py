@@ -30,6 +30,7 @@ from paceline.observe.spans import recorder_of
 from paceline.observe.values import ValueWriter, steps_of
 from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.pipeline import PipelinedClient
+from paceline.worker.pinning import pin_to_cores
 from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
 from paceline.worker.session import RunSession, enter_session
 
@@ -51,6 +52,8 @@ class WorkerConfig:
     """How long it waits for the lead server, which notices before that who is missing."""
     seed: int
     threads: int
+    pin: bool = False
+    """Stay on CPU cores of its own."""
     groups: tuple[Sequence[int], ...] = ()
     compress: str = "none"
     compress_replies: bool = False
@@ -102,6 +105,8 @@ def run_worker(
     Args:
         log: Paceline's own, for what the controller shows in the script's place.
     """
+    if config.pin:
+        pin_to_cores(config.rank, config.threads)
     torch.set_num_threads(config.threads)
     _set_environment(config)
 

@@ -1,6 +1,7 @@
 """Modes as people read them: in plans and reports."""
 
-from paceline.core.modes.spec import ModeSpec
+from paceline.core.modes.mode_spec import ModeSpec
+from paceline.core.modes.presets import PRESETS
 
 __all__ = ["in_words"]
 
@@ -11,25 +12,11 @@ def in_words(spec: ModeSpec, workers: int) -> str:
     if workers == 1 and plain:
         return "the one worker waits for nobody: every gradient is one update"
     steps = _steps(spec.push_every)
-    match spec.name:
-        case "hybrid":
-            assert spec.inner is not None
-            return f"workers of a group all-reduce; between groups: {in_words(spec.inner, workers)}"
-        case "allreduce":
-            return (
-                "all wait for all: gradients are averaged among the workers, each updates its own parameters"
-            )
-        case "hogwild":
-            return "nobody waits: workers write into one shared memory without locks"
-        case "dogwild":
-            part = "" if spec.damping == "none" else "; the staler that is, the less it counts"
-            return f"nobody waits: each worker's exchange thread carries what changed, at its own pace{part}"
-        case "easgd" | "eamsgd":
-            return f"nobody waits: every {steps} a worker and the centre are drawn towards each other"
-        case "local" | "diloco":
-            return f"all wait for all, every {steps}: one update is the mean of how far they moved"
-        case "sandblaster":
-            return "an epoch is one gradient of the whole data set, then a step of L-BFGS"
+    if spec.inner is not None:
+        return f"workers of a group all-reduce; between groups: {in_words(spec.inner, workers)}"
+    if text := PRESETS[spec.name].in_words:
+        part = "" if spec.damping == "none" else "; the staler that is, the less it counts"
+        return text.format(steps=steps, damping=part)
     one, several = "gradient", "gradients"
     if spec.payload == "sum":
         one, several = f"sum of {steps}' gradients", f"sums of {steps}' gradients"
