@@ -60,7 +60,6 @@ FILE_NAMES_USED_TWICE = {
     "plan.py",
     "rows.py",
     "runs.py",
-    "spec.py",
     "successor.py",
 }
 CLASS_NAMES_USED_TWICE = {
@@ -69,7 +68,6 @@ CLASS_NAMES_USED_TWICE = {
 LONG_FILES = {
     "control/controller.py",
     "core/decider.py",
-    "core/modes/spec.py",
     "ps/leader.py",
     "ps/shard.py",
     "worker/session.py",
