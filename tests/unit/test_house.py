@@ -22,6 +22,7 @@ SOURCE = ROOT / "src" / "paceline"
 MOST_LINES = 600
 MOST_ATTRIBUTES = 25
 MOST_FILES_OF_A_CLASS = 2
+MOST_LATE_ATTRIBUTES = 2
 
 # --- what still breaks a rule -----------------------------------------------------------------------
 
@@ -100,10 +101,48 @@ LARGE_CLASSES = {
     "Server",
     "Successor",
 }
+LATE_CONSTRUCTORS = {
+    "Gathering._begin_gathering",
+    "Gathering._begin_save",
+    "Gathering._save_now",
+    "Gathering._saved",
+    "Guarding._begin_guarding",
+    "Guarding._went_back",
+    "InlinePeer._expect",
+    "LeadServer._begin_leading",
+    "LeadServer._on_assign",
+    "LeadServer._on_controller",
+    "LeadServer._take_over",
+    "LeaseBook._open_epoch",
+    "LocalEngine._reset",
+    "LocalEngine.exits",
+    "Machine._begin",
+    "Ordering._answered",
+    "Ordering._begin_ordering",
+    "PipelinedClient.attach",
+    "Placing._begin_placing",
+    "Rows._begin",
+    "RunSession._lay_out",
+    "RunSession._take_memory",
+    "SimulatedRun._join",
+    "Successor._recall",
+}
 STAND_INS = True
 """Modules at the old places of `observe` (tools/move_observe_imports.py deletes them)."""
 
 # --- the source -------------------------------------------------------------------------------------
+
+
+def assigned_to_self(tree: ast.AST) -> set[str]:
+    """Attributes of `self` that are assigned somewhere in `tree`."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
 
 
 @dataclass(frozen=True)
@@ -130,14 +169,20 @@ class SourceClass:
             for item in self.node.body
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
         }
-        for node in ast.walk(self.node):
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "self"
-            ):
-                found.add(node.attr)
+        return found | assigned_to_self(self.node)
+
+    @property
+    def constructed(self) -> set[str]:
+        """Fields, properties, and what a constructor assigns to `self`."""
+        found = set()
+        for item in self.node.body:
+            if isinstance(item, ast.AnnAssign | ast.Assign):
+                targets = [item.target] if isinstance(item, ast.AnnAssign) else item.targets
+                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+            elif isinstance(item, ast.FunctionDef) and item.name in ("__init__", "__new__", "__post_init__"):
+                found |= assigned_to_self(item)
+            elif isinstance(item, ast.FunctionDef) and item.decorator_list:
+                found.add(item.name)
         return found
 
     @property
@@ -240,6 +285,20 @@ def test_no_class_with_behaviour_has_many_attributes() -> None:
         and len(set().union(*(each.attributes for each in chain(name)))) > MOST_ATTRIBUTES
     }
     agree(large, LARGE_CLASSES, f"more than {MOST_ATTRIBUTES} attributes")
+
+
+def test_no_class_has_a_late_constructor() -> None:
+    """A method other than the constructor that gives an object several attributes which it did not have."""
+    late = set()
+    for name, (own, *_) in classes().items():
+        constructed = set().union(*(each.constructed for each in chain(name)))
+        for item in own.node.body:
+            if isinstance(item, ast.FunctionDef):
+                if len(assigned_to_self(item) - constructed) > MOST_LATE_ATTRIBUTES:
+                    late.add(f"{name}.{item.name}")
+    agree(
+        late, LATE_CONSTRUCTORS, f"makes more than {MOST_LATE_ATTRIBUTES} attributes outside the constructor"
+    )
 
 
 def test_stand_ins_are_gone_when_this_file_says_so() -> None:
