@@ -70,7 +70,7 @@ def summary_of(
     command: Sequence[str] = (),
     facts: Facts | None = None,
     diagnosis: Diagnosis | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The report's numbers as plain data; a metric that is NaN or infinite is null, as in JSON."""
     facts = facts or Facts()
     timed = bool(facts.timed_s)
@@ -132,15 +132,15 @@ def summary_of(
         "takeovers": status.takeovers,
         "checkpoints": status.checkpoints,
     }
-    found: dict[str, Any] = _finite(summary)
+    found: dict[str, object] = _finite(summary)
     return found
 
 
-def _workers(status: RunStatus, facts: Facts) -> list[dict[str, Any]]:
+def _workers(status: RunStatus, facts: Facts) -> list[dict[str, object]]:
     known = {worker.rank: worker for worker in facts.workers}
     found = []
     for rank, worker in sorted(status.workers.items()):
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "rank": rank,
             "state": worker.state,
             "steps": worker.clock,

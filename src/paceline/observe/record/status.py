@@ -160,7 +160,7 @@ class RunStatus:
     """What the worker that ended the run in error exited with; 0: none did."""
     stopped_by: int = 0
     """The signal that stopped the run; 0: none did."""
-    leases: list[dict[str, Any]] = field(default_factory=list)
+    leases: list[dict[str, int]] = field(default_factory=list)
     """`LeaseBook.accounts()`: what became of the samples of each of the last epochs."""
     earlier_epochs: dict[str, int] = field(default_factory=dict)
     """`LeaseBook.earlier()`: how many epochs there were before those, and the sums of their accounts."""
@@ -267,7 +267,7 @@ class RunStatus:
         names = sorted(found, key=lambda name: name != "loss")
         return {name: sum(found[name]) / len(found[name]) for name in names}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As plain data; keys that are numbers become strings, as JSON has it."""
         data = dataclasses.asdict(self)
         for roles in ("workers", "servers"):
