@@ -256,7 +256,7 @@ class RunSession(Session):
         self._trained = {*names} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
         self._has_loader = data is not None
-        if self.mode.by_epoch or self.mode.batches == "speed":
+        if self.mode.by_epoch or self.mode.deals_by_speed:
             _check_has_epochs(self.mode, data)
         return spec, data
 
@@ -439,7 +439,7 @@ class RunSession(Session):
         self._guard.accept()
         if isinstance(self._client, PipelinedClient):
             self._hide_exchanges(self._client)
-        if self.mode.name == "dogwild":
+        if self.mode.own_threads:
             self._client.lane = self._spans.lane("exchange")
             self._free = FreeExchange(self._flush)
 

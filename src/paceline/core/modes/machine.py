@@ -119,9 +119,6 @@ class Machine(ABC):
 
     def __init__(self) -> None:
         self._version = 0
-        self._begin(floor=0, clocks={})
-
-    def _begin(self, floor: int, clocks: dict[int, int]) -> None:
         # The newest push seen of each rank. It outlives its worker: a worker that was thought
         # dead and comes back under the same incarnation must not be applied twice.
         self._newest: dict[int, PushId] = {}
@@ -137,9 +134,9 @@ class Machine(ABC):
         # Pushes that the servers hold, in order of arrival; their workers need not even be members.
         self._held: dict[PushId, None] = {}
         # Clocks of the members, and of those a snapshot remembers until they join again.
-        self._clocks = clocks
+        self._clocks: dict[int, int] = {}
         # The slowest active clock, or the last there was; how many active workers are at each.
-        self._floor = floor
+        self._floor = 0
         self._crowd: dict[int, int] = {}
 
     # Events
@@ -259,9 +256,25 @@ class Machine(ABC):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on from a snapshot, of any mode, without members: they join again."""
-        self._version = snapshot["version"]
         clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
-        self._begin(snapshot["floor"], clocks)
+        self.load_state(
+            MachineState(
+                version=snapshot["version"],
+                newest={},
+                members=set(),
+                active=set(),
+                waiting=set(),
+                tired=set(),
+                pending={},
+                optimizers={},
+                held=[],
+                clocks=clocks,
+                floor=snapshot["floor"],
+                crowd={},
+                mixed=0,
+                last_mix={},
+            )
+        )
 
     def state(self) -> MachineState:
         """All that it knows, shared with the machine: encode it before the machine goes on."""
