@@ -52,6 +52,13 @@ class Controller:
     def hears(self) -> tuple[Kind, dict]:
         return self.heard.get(timeout=PATIENCE_S)
 
+    @property
+    def serving(self) -> bool:
+        return self._thread.is_alive()
+
+    def tell_first(self, kind: Kind) -> None:
+        self._links[0].send(kind)
+
     def killed(self) -> None:
         self._hub.post(lambda: setattr(self, "_going", False))
         self._thread.join(PATIENCE_S)
@@ -71,7 +78,7 @@ def controllers():
 
     yield make
     for each in made:
-        if each._thread.is_alive():
+        if each.serving:
             each.killed()
         each.sock.close()
 
@@ -140,7 +147,7 @@ def test_who_waits_for_a_controller_gets_the_first_frame_of_the_next(controllers
     first.killed()
     second = controllers()
     assert second.hears() == (Kind.HELLO, HELLO)
-    second._links[0].send(Kind.START)
+    second.tell_first(Kind.START)
     waiting.join(PATIENCE_S)
     assert got == [Kind.START]
     link.close()

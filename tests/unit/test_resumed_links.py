@@ -85,7 +85,7 @@ def test_a_pull_that_was_lost_and_answered_all_the_same_is_sent_again():
     assert [server.receive().body["n"] for _ in range(2)] == [1, 2]
     server.send(Kind.ADMIT, {"n": 2})
     client.receive()
-    assert not client._kept
+    assert client.num_kept == 0
     client.close()
     server.close()
 

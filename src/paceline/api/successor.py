@@ -44,7 +44,7 @@ def take_over(handover: Handover) -> int:
     listener = Listener.inherited(socket.socket(fileno=succession.listener))
     controller = Controller(
         plan,
-        LocalEngine.taken_over(handover),
+        LocalEngine(handover=handover),
         run,
         watch=watch,
         finish=finish,

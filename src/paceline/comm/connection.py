@@ -56,6 +56,17 @@ class _Kept(NamedTuple):
     descriptors: Sequence[int]
 
 
+class SocketState(NamedTuple):
+    """A socket with its keys and the numbers of its frames: all that a link needs to go on over it."""
+
+    sock: Stream
+    keys: handshake.Keys
+    sent: int
+    received: int
+    unread: int
+    """Bytes of the last frame's payload that are still in the socket."""
+
+
 @dataclass(slots=True)
 class Frame:
     """A received frame.
@@ -127,6 +138,11 @@ class Connection:
         return self._kept is not None
 
     @property
+    def num_kept(self) -> int:
+        """Number of frames that are kept until the other side answers."""
+        return len(self._kept or ())
+
+    @property
     def received(self) -> int:
         """Frames of this link that have come, whole."""
         return self._received_before + self._received - bool(self._unread)
@@ -143,9 +159,9 @@ class Connection:
                 raise LinkError(f"{self.peer} lacks frames that are gone")
             sent, received, timeout = self._sent_before + self._sent, self.received, self.sock.gettimeout()
             self.sock.close()
-            self.sock, self._keys = other.sock, other._keys
+            self.sock, self._keys, self._sent, self._received, _ = other.socket_state
             self.sock.settimeout(timeout)
-            self._sent, self._received, self._unread = other._sent, other._received, 0
+            self._unread = 0
             self._sent_before, self._received_before = theirs - self._sent, received - self._received
             self._kept, self._delayed = [], b""
             try:
@@ -191,8 +207,13 @@ class Connection:
 
     def renew(self, fresh: "Connection") -> None:
         """Go on over another connection's socket, from its first frame that is not sent or read yet."""
-        self.sock, self._keys, self.local = fresh.sock, fresh._keys, fresh.local
-        self._sent, self._received, self._unread = fresh._sent, fresh._received, fresh._unread
+        self.local = fresh.local
+        self.sock, self._keys, self._sent, self._received, self._unread = fresh.socket_state
+
+    @property
+    def socket_state(self) -> SocketState:
+        """For another Connection that goes on over this one's socket."""
+        return SocketState(self.sock, self._keys, self._sent, self._received, self._unread)
 
     def tell(self, said: tuple[Any, ...]) -> None:
         """Send a message (`messages.py`) as a frame of its kind."""

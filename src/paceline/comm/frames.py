@@ -30,6 +30,7 @@ __all__ = [
     "encode",
     "field",
     "parse_header",
+    "tag_of",
     "verify",
 ]
 
@@ -170,7 +171,7 @@ def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: in
     """
     text = _text(kind, body, payload_bytes)
     raw = _HEADER.pack(_MAGIC, kind, 0, len(text), sequence, payload_bytes)
-    return raw + _tag(key, raw, text) + text
+    return raw + tag_of(key, raw, text) + text
 
 
 def check(kind: Kind, body: dict[str, Any]) -> None:
@@ -204,7 +205,7 @@ def parse_header(data: bytes) -> Header:
 
 def verify(header: Header, body: bytes | bytearray, *, sequence: int, key: bytes) -> None:
     """Check tag and sequence. Raises FrameError; nothing of the body was parsed."""
-    if not hmac.compare_digest(_tag(key, header.raw, body), header.tag):
+    if not hmac.compare_digest(tag_of(key, header.raw, body), header.tag):
         raise FrameError(f"a {header.kind.name} frame with a wrong tag")
     if header.sequence != sequence:
         raise FrameError(f"frame {header.sequence} where {sequence} was due: replayed or lost")
@@ -240,7 +241,8 @@ def _bound(kind: Kind, body_bytes: int, payload_bytes: int, error: type[Paceline
         )
 
 
-def _tag(key: bytes, raw: bytes, body: bytes | bytearray) -> bytes:
+def tag_of(key: bytes, raw: bytes, body: bytes | bytearray) -> bytes:
+    """The tag of a frame with this header and body."""
     digest = hashlib.blake2b(raw, key=key, digest_size=_TAG_BYTES)
     digest.update(body)
     return digest.digest()

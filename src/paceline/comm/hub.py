@@ -114,7 +114,7 @@ class Hub:
                         self._calls.get_nowait()()
             else:
                 assert isinstance(key.fileobj, socket.socket)
-                self._accept(key.fileobj)
+                self.accept(key.fileobj)
 
     def _waiting(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Connections with something to read that the selector does not see, and whatever it sees."""
@@ -192,7 +192,12 @@ class Hub:
         else:
             self.handle(connection, frame)
 
-    def _accept(self, listening: socket.socket) -> None:
+    def accept(self, listening: socket.socket) -> None:
+        """Accept a connection that is announced, if it is still there, and authenticate it in a thread.
+
+        Raises:
+            OSError: there are no file descriptors left.
+        """
         try:
             sock, _ = listening.accept()
         except OSError as error:

@@ -116,9 +116,9 @@ class SecureSocket:
     def __init__(self, sock: socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO):
         self.family = sock.family
         self._sock = sock
-        self._tls = tls
+        self.tls = tls
         self._incoming = incoming
-        self._outgoing = outgoing
+        self.outgoing = outgoing
         self._lock = threading.Lock()
         self._room = memoryview(bytearray(_CHUNK_BYTES))
         self.named = _named(tls)
@@ -128,7 +128,7 @@ class SecureSocket:
     def waiting(self) -> bool:
         """Whether something has been received that nobody has read."""
         with self._lock:
-            return bool(self._tls.pending() or self._incoming.pending)
+            return bool(self.tls.pending() or self._incoming.pending)
 
     def sendall(self, data: bytes | memoryview) -> None:
         """As a socket's."""
@@ -137,8 +137,8 @@ class SecureSocket:
             end = min(len(view), done + _CHUNK_BYTES)
             with self._lock:
                 while done < end:
-                    done += self._tls.write(view[done:end])
-                sealed = self._outgoing.read()
+                    done += self.tls.write(view[done:end])
+                sealed = self.outgoing.read()
             self._sock.sendall(sealed)
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:
@@ -165,7 +165,7 @@ class SecureSocket:
         done, count = 0, 1
         try:
             while done < len(room) and count:
-                got: Any = self._tls.read(len(room) - done, room[done:])  # a count, with a buffer
+                got: Any = self.tls.read(len(room) - done, room[done:])  # a count, with a buffer
                 count = int(got)
                 done += count
         except ssl.SSLWantReadError:
@@ -238,7 +238,7 @@ def secure(sock: socket, certificate: Certificate, *, listening: bool, within_s:
     # Small messages follow one another here: without this the second waits for the first to be confirmed.
     sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = _context(certificate, listening).wrap_bio(incoming, outgoing, server_side=listening)
+    tls = context_of(certificate, listening).wrap_bio(incoming, outgoing, server_side=listening)
     while True:
         try:
             tls.do_handshake()
@@ -274,8 +274,8 @@ def inspect(certificate: Certificate) -> Named:
     """
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
-        _context(certificate, False).wrap_bio(back, there, server_side=False),
-        _context(certificate, True).wrap_bio(there, back, server_side=True),
+        context_of(certificate, False).wrap_bio(back, there, server_side=False),
+        context_of(certificate, True).wrap_bio(there, back, server_side=True),
     )
     try:
         for end in (*ends, ends[0]):
@@ -287,7 +287,7 @@ def inspect(certificate: Certificate) -> Named:
 
 
 @functools.lru_cache(maxsize=16)
-def _context(certificate: Certificate, listening: bool) -> ssl.SSLContext:
+def context_of(certificate: Certificate, listening: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listening else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # Who it is says the URI, and `connect` looks at the host's name if the certificate has any.

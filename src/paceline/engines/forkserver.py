@@ -72,7 +72,7 @@ class ForkServer:
                     for key, _ in selector.select():
                         if key.fileobj is self._control:
                             dead = self._control
-                            if not self._receive():
+                            if not self.receive():
                                 if not self._find_heir():
                                     return
                                 selector.unregister(dead)
@@ -85,7 +85,7 @@ class ForkServer:
                 for pid in self._running:
                     kill_group(pid, signal.SIGKILL)
 
-    def _receive(self) -> bool:
+    def receive(self) -> bool:
         """Deal with what the engine says. False: it has gone."""
         room = socket.CMSG_LEN(_MOST_DESCRIPTORS * 4)
         data: bytes = b""
@@ -116,7 +116,7 @@ class ForkServer:
         def be_role() -> int:
             from paceline.engines.role import become
 
-            self._release()
+            self.release()
             return become(spec, parent=me)
 
         me = os.getpid()
@@ -209,8 +209,8 @@ class ForkServer:
         self._control, self._buffer = mine, b""
         return True
 
-    def _release(self) -> None:
-        """In a role: nothing of ours stays open."""
+    def release(self) -> None:
+        """Close all descriptors: in a forked role, nothing of the fork server stays open."""
         os.close(self._wakened)
         os.close(self._waker)
         self._control.close()

@@ -67,7 +67,7 @@ _COMMITTED = re.compile(r"version-([0-9]{12,18})(\.old)?")
 _TEMPORARY = re.compile(r"\.version-[0-9]{12,18}(\.old)?\.tmp-[0-9a-f]+")
 
 # By name, so that this module need not import torch to be imported.
-_DTYPES = {
+DTYPES = {
     "torch.float64": "F64",
     "torch.float32": "F32",
     "torch.float16": "F16",
@@ -369,7 +369,7 @@ def _safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> Iterator[bytes 
     header: dict[str, dict[str, Any]] = {}
     end = 0
     for name, tensor in ordered:
-        dtype = _DTYPES.get(str(tensor.dtype))
+        dtype = DTYPES.get(str(tensor.dtype))
         if dtype is None or tensor.layout != torch.strided or name == "__metadata__":
             raise CheckpointError(
                 f"{path}: tensor {name!r} ({tensor.dtype}, {tensor.layout}) cannot be saved: "
