@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from paceline.comm import frames, handshake
 from paceline.comm.aside import Aside
+from paceline.comm.faults import Tamper, tamper_with
 from paceline.comm.frames import Kind
 from paceline.comm.message_codec import body_of
 from paceline.comm.tls import SecureSocket, Stream
@@ -102,9 +103,7 @@ class Connection:
         self.payload_sent = 0
         self.payload_received = 0
         """Bytes of payloads so far; frames themselves and shared memory do not count."""
-        self.damage = ""
-        """What happens to the next frame that is sent, in tests: see `faults.py`."""
-        self._delayed = b""
+        self._tamper: Tamper | None = None
         self._aside: Aside | None = None
         self._kept: list[_Kept] | None = None
         # Frames of this link that went over sockets before this one. Probes are none: they may be lost.
@@ -163,7 +162,9 @@ class Connection:
             self.sock.settimeout(timeout)
             self._unread = 0
             self._sent_before, self._received_before = theirs - self._sent, received - self._received
-            self._kept, self._delayed = [], b""
+            self._kept = []
+            if self._tamper is not None:
+                self._tamper.delayed = b""
             try:
                 for each in missing:
                     self.send(each.kind, each.body, each.payload, each.descriptors)
@@ -215,6 +216,10 @@ class Connection:
         """For another Connection that goes on over this one's socket."""
         return SocketState(self.sock, self._keys, self._sent, self._received, self._unread)
 
+    def damage_next(self, kind: str) -> None:
+        """Damage the next frame that is sent, for tests: see `faults.py`."""
+        self._tamper = tamper_with(kind, self._tamper)
+
     def tell(self, said: tuple[Any, ...]) -> None:
         """Send a message (`messages.py`) as a frame of its kind."""
         self.send(*body_of(said))
@@ -251,12 +256,11 @@ class Connection:
         elif self._kept is not None:
             self._keep(kind, body, payload, descriptors)
         self._sent += 1
-        if self.damage or self._delayed:
-            if not self._suffer(head, payload):
+        if self._tamper is not None:
+            left = self._tamper(self.sock, head, payload)
+            if left is None:
                 return
-            if self.damage == "flip":
-                self.damage = ""
-                head = head[:-1] + bytes([head[-1] ^ 1])
+            head = left
         write = self.sock.sendall if self._aside is None else self._aside.write
         try:
             if descriptors:
@@ -274,30 +278,6 @@ class Connection:
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
 
-    def _suffer(self, head: bytes, payload: Sequence[memoryview]) -> bool:
-        """Faults on purpose. False: nothing of this frame is to be sent any more."""
-        damage = self.damage
-        if damage == "flip":
-            return True
-        self.damage = ""
-        whole = b"".join([head, *payload])
-        with contextlib.suppress(OSError):
-            match damage:
-                case "cut":
-                    self.sock.sendall(whole[: len(whole) // 2])
-                    self.sock.shutdown(socket.SHUT_RDWR)
-                case "hangup":
-                    self.sock.sendall(whole)
-                    self.sock.shutdown(socket.SHUT_RDWR)
-                case "duplicate":
-                    self.sock.sendall(whole + whole)
-                case "reorder":
-                    self._delayed = whole
-                case "":
-                    self.sock.sendall(whole + self._delayed)  # what should have come first
-                    self._delayed = b""
-        return False
-
     def send_streamed(
         self,
         kind: Kind,
@@ -311,7 +291,7 @@ class Connection:
             LinkError: the other side is gone, or the pieces were not the whole: the link is
                 then of no more use.
         """
-        if self.damage or self._delayed:
+        if self._tamper is not None and self._tamper.active:
             for _ in payload:
                 pass
             self.send(kind, body, whole)

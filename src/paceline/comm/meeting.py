@@ -11,7 +11,7 @@ from typing import Any
 from paceline.comm import handshake
 from paceline.comm.connection import Connection
 from paceline.comm.frames import field
-from paceline.comm.impairment import LinkConditions, impaired
+from paceline.comm.impairment import LinkConditions
 from paceline.comm.tls import Secret, SecureSocket, Stream, secure
 from paceline.exceptions import AuthError, LinkError
 
@@ -161,7 +161,7 @@ def connect(
         connection = Connection(stream, handshake.initiate(stream, secret, within_s=HANDSHAKE_S))
         _tune(stream)
         if conditions is not None:
-            worse = impaired(sock, conditions)
+            worse = conditions.wrap(sock)
             if isinstance(stream, SecureSocket):
                 stream.replace(worse)
             else:

@@ -15,7 +15,6 @@ import array
 import collections
 import contextlib
 import gc
-import importlib
 import json
 import os
 import select
@@ -28,6 +27,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from paceline.comm.loading import load
 from paceline.engines.base import Handover, Left, Succession
 
 __all__ = ["kill_group", "main", "outlive_sigterm"]
@@ -193,9 +193,8 @@ class ForkServer:
             self._control.close()
             _tell_terminal(succession.run)
             _write_to(succession.log)
-            module, _, name = succession.call.partition(":")
             try:
-                take_over: Callable[[Handover], int] = getattr(importlib.import_module(module), name)
+                take_over: Callable[[Handover], int] = load(succession.call)
                 return take_over(handover)
             except BaseException:
                 traceback.print_exc()
