@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.comparison import ComparedRun, comparison_page
-from paceline.observe.report import write_html
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.comparison import ComparedRun
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.show.comparison_page import comparison_page
+from paceline.observe.show.run_report import write_html
 from tests.synthetic_run import write_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -149,7 +149,7 @@ def test_adam_is_fine_in_the_others(run, mode):
 def test_hogwild_of_a_worker_that_cannot_share_memory_is_refused(run):
     """Each would train alone, and nobody would notice. (A model on a GPU is such a one.)"""
     source = """
-from paceline.worker.client import Client
+from paceline.worker.exchange.client import Client
 attach = Client.attach
 Client.attach = lambda self, *, in_place: attach(self, in_place=False)
 """

@@ -12,7 +12,7 @@ from paceline.comm.compression.codec import Decoder, Encoder, Piece
 from paceline.exceptions import UsageError
 from paceline.params import describe
 from paceline.plan import Job, make_plan
-from paceline.worker.encoding import Encoders
+from paceline.worker.exchange.encoders import Encoders
 from tests.integration.test_checkpoints import died_at, everything
 from tests.integration.test_checkpoints import train as checkpointed
 from tests.integration.test_equivalence import assert_same_bits
@@ -256,7 +256,7 @@ result(moved)
 STRANGER = """
 import contextlib
 from paceline.exceptions import LinkError
-import paceline.worker.links as client_module
+import paceline.worker.exchange.server_links as client_module
 from paceline.comm import Connection, Kind, connect
 from paceline.worker.session import current_session
 known = {}

@@ -3,7 +3,7 @@
 A run writes down which samples each step of each worker used, which versions it saw, and (pushes.csv) in
 which order the pushes were applied. A sequential reference in plain torch, with nothing of Paceline in it,
 then makes the same pushes in that very order and must end at the same parameters: 1e-10 on a quadratic in
-float64, 1e-5 on a small network for digits in float32. The rules: ../shared/algorithms.md.
+float64, 1e-5 on a small network for digits in float32. The rules: docs/modes.md.
 """
 
 import contextlib

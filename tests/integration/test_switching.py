@@ -753,8 +753,8 @@ def test_a_resume_between_two_turns_of_a_schedule_goes_on_with_the_second(run):
 
 LOGS = """
 import math
-import paceline.worker.reporting
-paceline.worker.reporting.LOG_S = -1.0  # every loss is heard of
+import paceline.worker.reporter
+paceline.worker.reporter.LOG_S = -1.0  # every loss is heard of
 heard = itertools.count()
 
 def after_step():

@@ -12,17 +12,17 @@ import pytest
 from paceline.cli.compare import compare as compare_command
 from paceline.cli.report import report as report_command
 from paceline.exceptions import RunNotFound, UsageError
-from paceline.observe.comparison import (
+from paceline.observe.analyse.comparison import (
     ComparedRun,
     Row,
     column_names,
     columns_of,
     compare,
-    comparison_page,
     short_names,
 )
-from paceline.observe.repetitions import arguments_of, repetitions, seed_of
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.repetitions import arguments_of, repetitions, seed_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.show.comparison_page import comparison_page
 from tests.synthetic_run import write_run
 
 

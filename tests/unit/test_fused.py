@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from paceline.params import Layout, OptimizerSpec, StateBook, TensorInfo, fused, tensor_views, use_fused
 from paceline.ps.bare_step import bare_step
 from paceline.ps.shard import Contribution, Gradients, Shard
-from paceline.worker.optimizer import make_exchanging
-from paceline.worker.sides import Incomplete
-from paceline.worker.stepping import local_step_of
+from paceline.worker.optimizer_side import Incomplete
+from paceline.worker.script_optimizer import make_exchanging
+from paceline.worker.steppers import local_step_of
 
 SHAPES = ((5, 7), (33,), (), (64, 20))
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [

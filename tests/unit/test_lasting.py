@@ -138,6 +138,32 @@ def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_recon
     link.close()
 
 
+def test_a_link_that_is_closed_between_two_controllers_is_not_opened_again(controllers):
+    controller = controllers()
+    link = linked(controller)
+    connected, closed = threading.Event(), threading.Event()
+    dial = link._dial
+
+    def dial_and_wait():
+        fresh = dial()
+        connected.set()
+        assert closed.wait(PATIENCE_S)
+        return fresh
+
+    link._dial = dial_and_wait
+    controller.killed()
+    link.send(Kind.STATS, {"clock": 1})
+    (looking,) = (each for each in threading.enumerate() if each.name == "to the next controller")
+    second = controllers()
+    assert connected.wait(PATIENCE_S)
+    link.close()
+    closed.set()
+    looking.join(PATIENCE_S)
+    assert not looking.is_alive()
+    assert link.sock.fileno() == -1
+    assert second.hears() == (Kind.HELLO, HELLO)
+
+
 def test_who_waits_for_a_controller_gets_the_first_frame_of_the_next(controllers):
     first = controllers()
     link = linked(first)

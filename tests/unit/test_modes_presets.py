@@ -286,9 +286,9 @@ def test_what_a_run_can_be_switched_to() -> None:
     plain = ["bsp", "backup:2", "ssp:3", "asp", "asp+damping=dc", "ssp:1+quorum=4"]
     for one in plain:
         for other in plain:
-            assert parse_mode(one).carries(parse_mode(other)) is None
+            assert parse_mode(one).switch_refusal(parse_mode(other)) is None
     for text in PRESETS:
-        assert parse_mode(text).carries(parse_mode(text)) is None
+        assert parse_mode(text).switch_refusal(parse_mode(text)) is None
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_what_a_run_can_be_switched_to() -> None:
     ],
 )
 def test_what_a_run_cannot_be_switched_to(before: str, after: str, reason: str) -> None:
-    said = parse_mode(before).carries(parse_mode(after))
+    said = parse_mode(before).switch_refusal(parse_mode(after))
     assert said is not None
     assert reason in said
     assert said.endswith(f"start a new run in {after}")

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.decider import QUARANTINE, Lead, Push
+from paceline.core.decider import QUARANTINE
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.norms import LEAST, WINDOW, NormBound, SliceNorms
-from paceline.worker import reporting
+from paceline.worker import reporter
+from tests.deciding import JsonDecider
 
 
 def test_nothing_is_refused_before_something_is_usual():
@@ -55,7 +57,7 @@ class Pushing:
 
     def __init__(self, mode: str) -> None:
         spec = parse_mode(mode)
-        self.lead = Lead(spec, norm_bound=1000.0)
+        self.lead = JsonDecider(spec, norm_bound=1000.0)
         self.lead.book = LeaseBook(samples=4000, batch_size=4, drop_last=False, by_round=spec.by_round)
         self.sequences = [0, 0]
         for worker in range(2):
@@ -102,7 +104,7 @@ def test_a_push_that_says_no_norm_is_not_judged():
     for _ in range(LEAST):
         run.push(1, 1.0)
     assert ["apply", [[0, 0, 0, 4, 1.0]]] in run.lead.push(push)
-    unbound = Lead(parse_mode("asp"))
+    unbound = JsonDecider(parse_mode("asp"))
     unbound.join(0, 0)
     assert ["apply", [[0, 0, 0, 4, 1.0]]] in unbound.push(push._replace(norm=1e30))
 
@@ -142,13 +144,13 @@ def test_it_does_not_matter_when_a_server_joined(joined, orders):
 
 def test_norms_are_told_now_and_then_by_scripts_that_log_no_loss(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(reporting.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(reporter.time, "perf_counter", lambda: now[0])
 
     def norm() -> float:
         now[0] += 0.005  # of a large model
         return 3.0
 
-    sampling = reporting.NormSampling()
+    sampling = reporter.NormSampling()
     told = 0
     for _ in range(1000):  # steps of 10 ms
         if sampling.due:

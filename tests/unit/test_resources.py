@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from paceline.observe.gpu import Gpus, GpuUsage
-from paceline.observe.resources import Sampler, _families
-from paceline.observe.tables import RESOURCES, ROLES, read_raw
+from paceline.observe.record.gpu import Gpus, GpuUsage
+from paceline.observe.record.resources import Sampler, _families
+from paceline.observe.record.tables import RESOURCES, ROLES, read_raw
 
 SESSION = """
 import subprocess, sys

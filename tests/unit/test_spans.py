@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.observe import spans as module
-from paceline.observe.phases import COMMUNICATION, COMPUTATION, PHASES, Phase
-from paceline.observe.run_data import RunData
-from paceline.observe.spans import NO_SPANS, Recorder, recorder_of
-from paceline.observe.tables import SPANS, TOTALS, RawTable, read_raw, to_parquet
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record import spans as module
+from paceline.observe.record.phase import COMMUNICATION, COMPUTATION, PHASES, Phase
+from paceline.observe.record.spans import NO_SPANS, Recorder, recorder_of
+from paceline.observe.record.tables import SPANS, TOTALS, RawTable, read_raw, to_parquet
 
 
 class Clock:

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from paceline.cli.outcome import _numbers
 from paceline.observe import RunStatus, WorkerStatus
-from paceline.observe.comparison import ComparedRun, compare
-from paceline.observe.display import picture
-from paceline.observe.page import key_figures
-from paceline.observe.progress import plain_line
-from paceline.observe.run_data import RunData
-from paceline.observe.window import Window
+from paceline.observe.analyse.comparison import ComparedRun, compare
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.analyse.summary import key_figures
+from paceline.observe.analyse.window import Window
+from paceline.observe.show.display import picture
+from paceline.observe.show.progress import plain_line
 from tests.synthetic_run import write_run
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
-from paceline.observe.window import Window, shares_of
+from paceline.observe.analyse.window import Window, shares_of
 
 
 def at(

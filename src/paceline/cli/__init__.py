@@ -11,8 +11,7 @@
 * `arguments.py` how those are put together
 * `export.py`   paceline export RUN FILE
 * `app.py`      the command itself, and what every error looks like
-* `options.py`  the options that run, plan and resume share, and how they become a Job
-* `amounts.py`  durations and sizes as people type them
+* `options.py`  the options of a job as parameters of run, plan, study and resume, and how they become a Job
 * `job_file.py` paceline run job.yaml: options, script and arguments from a file
 * `completion.py` paceline completion bash
 * `outcome.py`  what stands in the terminal when a run is over

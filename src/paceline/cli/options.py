@@ -1,59 +1,26 @@
-"""The options that run, plan and resume share, and how they become a Job."""
+"""The parameters of commands: the options of a job, as plan declares them, and how they become a Job."""
 
-import dataclasses
+import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.amounts import seconds
 from paceline.exceptions import UsageError
 from paceline.plan import Job
+from paceline.plan.job import JOB_OPTIONS, command_options
+from paceline.plan.option import Command, Option
 
 __all__ = [
     "ARGS",
-    "CERTS",
-    "CHECKPOINT_EVERY",
-    "CLIP_NORM",
-    "COMPRESS",
-    "COMPRESS_REPLIES",
-    "DAMPING",
-    "DEADLINE",
-    "GROUPS",
-    "GUARD",
-    "KEEP_CHECKPOINTS",
-    "LINK",
     "LIVE",
-    "MAX_RESTARTS",
-    "MAX_SAMPLES",
-    "MAX_TIME",
-    "MAX_UPDATES",
-    "MODE",
-    "MODULE",
-    "OPTIMIZERS",
     "OUTPUT",
-    "OVERLAP",
-    "PERIOD",
-    "PREFETCH",
     "QUIET",
-    "QUORUM",
-    "RECORDS_MB",
-    "REPLICAS",
     "RUN",
-    "RUN_DIR",
-    "SCHEDULE",
     "SCRIPT",
-    "SEED",
-    "SERVERS",
-    "SPANS",
-    "STALENESS",
-    "THREADS",
-    "TLS",
-    "TORCHRUN_ENV",
-    "WORKERS",
     "command_line",
     "complain",
     "complete_run",
@@ -61,12 +28,8 @@ __all__ = [
     "note",
     "note_late_flags",
     "settings_from",
+    "takes_job_options",
 ]
-
-_PROCESSES = "Processes"
-_CONSISTENCY = "Consistency"
-_COMMUNICATION = "Hiding communication"
-_FAULTS = "Faults and checkpoints"
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -87,236 +50,6 @@ RUN = typer.Argument(
     show_default=False,
     autocompletion=complete_run,
 )
-MODULE = typer.Option(
-    "--module",
-    "-m",
-    help="The script is a module's name, as with python -m: [b]run -m package.train --lr 0.1[/b].",
-    show_default=False,
-)
-WORKERS = typer.Option(
-    "--workers",
-    "-n",
-    "--nproc-per-node",
-    metavar="N",
-    help="Processes that compute gradients.",
-    rich_help_panel=_PROCESSES,
-)
-SERVERS = typer.Option(
-    "--servers",
-    "-s",
-    metavar="N",
-    help="Processes that hold the parameters.",
-    rich_help_panel=_PROCESSES,
-)
-GROUPS = typer.Option(
-    "--groups",
-    metavar="N",
-    help="With --mode hybrid:MODE: groups of workers that all-reduce. [dim]Default: one a host.[/dim]",
-    show_default=False,
-    rich_help_panel=_PROCESSES,
-)
-THREADS = typer.Option(
-    "--threads",
-    metavar="N",
-    help="CPU threads of each worker. [dim]Default: $OMP_NUM_THREADS, or cores / workers.[/dim]",
-    show_default=False,
-    rich_help_panel=_PROCESSES,
-)
-LINK = typer.Option(
-    "--link",
-    metavar="auto|shm|tcp",
-    help="How gradients and parameters travel.",
-    rich_help_panel=_PROCESSES,
-)
-TLS = typer.Option(
-    "--tls",
-    help="Encrypt TCP links; both sides show a certificate of this run, made for it. See [b]certs[/b].",
-    show_default=False,
-    rich_help_panel=_PROCESSES,
-)
-CERTS = typer.Option(
-    "--certs",
-    metavar="DIR",
-    help="The same with certificates made beforehand by [b]paceline certs[/b] DIR.",
-    show_default=False,
-    rich_help_panel=_PROCESSES,
-)
-COMPRESS = typer.Option(
-    "--compress",
-    metavar="HOW",
-    help="How gradients are written: fp16, bf16, terngrad, qsgd:B, signsgd, topk:P, dgc:P, sbc:P, "
-    "powersgd:R.",
-    rich_help_panel=_COMMUNICATION,
-)
-COMPRESS_REPLIES = typer.Option(
-    "--compress-replies",
-    help="Compress parameters on their way back, too.",
-    show_default=False,
-    rich_help_panel=_COMMUNICATION,
-)
-OVERLAP = typer.Option(
-    "--overlap",
-    help="Send gradients during backward; wait for parameters module by module.",
-    show_default=False,
-    rich_help_panel=_COMMUNICATION,
-)
-PREFETCH = typer.Option(
-    "--prefetch",
-    metavar="K",
-    help="Await the reply to a push K steps later (modes without rounds).",
-    rich_help_panel=_COMMUNICATION,
-)
-MODE = typer.Option(
-    "--mode",
-    metavar="MODE",
-    help="Who waits for whom: bsp, backup:B, ssp:S, asp; downpour:P,F, easgd:T, eamsgd:T, local:H, diloco:H, "
-    "hogwild, dogwild, allreduce, hybrid:MODE, sandblaster.",
-    rich_help_panel=_CONSISTENCY,
-)
-SCHEDULE = typer.Option(
-    "--schedule",
-    metavar="N=MODE",
-    help="Go on in MODE from the N-th update. Can be repeated.",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-GUARD = typer.Option(
-    "--guard",
-    help="When the logged loss diverges and staleness explains it, go back to a good checkpoint, and on in a "
-    "tighter mode.",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-DAMPING = typer.Option(
-    "--damping",
-    metavar="HOW",
-    help="With asp, ssp, downpour: what is done about stale gradients: momentum (unless you say otherwise), "
-    "staleness, dynsgd, dc, gap, or none, the papers' plain rule.",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-PERIOD = typer.Option(
-    "--period",
-    metavar="N",
-    help="With bsp, backup, ssp, asp: local steps between exchanges.",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-QUORUM = typer.Option(
-    "--quorum",
-    metavar="N",
-    help="With asp, ssp: gradients that make one update.",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-STALENESS = typer.Option(
-    "--staleness",
-    metavar="S",
-    help="With --mode ssp: the same as --mode ssp:S.",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-CLIP_NORM = typer.Option(
-    "--clip-norm",
-    metavar="X",
-    help="Clip the averaged gradient to this norm (bsp only).",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-NORM_BOUND = typer.Option(
-    "--norm-bound",
-    metavar="X",
-    help="Refuse gradients over X times the usual norm; replace a worker that sends only such.",
-    show_default=False,
-    rich_help_panel=_FAULTS,
-)
-SEED = typer.Option(
-    "--seed",
-    metavar="N",
-    help="Of the order of samples and the workers' random numbers.",
-    rich_help_panel=_CONSISTENCY,
-)
-OPTIMIZERS = typer.Option(
-    "--optimizer",
-    metavar="MODULE:CLASS",
-    help="Allow an optimizer that is not in torch.optim. Can be repeated.",
-    show_default=False,
-    rich_help_panel=_CONSISTENCY,
-)
-DEADLINE = typer.Option(
-    "--deadline",
-    metavar="SECONDS",
-    help="How long anybody waits for anybody before the run fails.",
-    rich_help_panel=_FAULTS,
-)
-MAX_RESTARTS = typer.Option(
-    "--max-restarts",
-    metavar="N",
-    help="How many dead roles are replaced before the run fails.",
-    rich_help_panel=_FAULTS,
-)
-MAX_TIME = typer.Option(
-    "--max-time",
-    metavar="DURATION",
-    parser=seconds("--max-time"),
-    help="End the run early and in order after this long: 90s, 30m, 2h, 1h30m.",
-    show_default=False,
-    rich_help_panel=_FAULTS,
-)
-MAX_UPDATES = typer.Option(
-    "--max-updates",
-    metavar="N",
-    help="End the run early and in order after N updates.",
-    show_default=False,
-    rich_help_panel=_FAULTS,
-)
-MAX_SAMPLES = typer.Option(
-    "--max-samples",
-    metavar="N",
-    help="End the run early and in order once it has trained on N samples.",
-    show_default=False,
-    rich_help_panel=_FAULTS,
-)
-REPLICAS = typer.Option(
-    "--replicas",
-    metavar="N",
-    help="So many other servers hold a copy of every parameter, and go on when one dies.",
-    rich_help_panel=_FAULTS,
-)
-CHECKPOINT_EVERY = typer.Option(
-    "--checkpoint-every",
-    metavar="N",
-    help="Save every N updates; 0 saves only at the end.",
-    rich_help_panel=_FAULTS,
-)
-KEEP_CHECKPOINTS = typer.Option(
-    "--keep-checkpoints",
-    metavar="N",
-    help="How many checkpoints stay.",
-    rich_help_panel=_FAULTS,
-)
-RECORDS_MB = typer.Option(
-    "--records-mb",
-    metavar="MB",
-    help="Megabytes for the records of pushes and metrics; later ones are thinned to fit.",
-    rich_help_panel=_FAULTS,
-)
-RUN_DIR = typer.Option(
-    "--run-dir",
-    metavar="DIR",
-    help="Directory for this run. [dim]Default: a new one in $PACELINE_RUNS or ~/.paceline/runs.[/dim]",
-    show_default=False,
-)
-SPANS = typer.Option(
-    "--spans/--no-spans",
-    help="Record what every role does, for reports and traces.",
-    show_default=False,
-)
-TORCHRUN_ENV = typer.Option(
-    "--torchrun-env/--no-torchrun-env",
-    help="Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for the script, as torchrun does.",
-    show_default=False,
-)
 LIVE = typer.Option(
     "--live",
     help="Show every worker's and server's rates, time, bytes, CPU and memory, not only progress.",
@@ -328,6 +61,46 @@ OUTPUT = typer.Option(
     help="Whose output is shown; with [b]all[/b], whole lines with the worker's name before them.",
 )
 QUIET = typer.Option("--quiet", "-q", help="Show only what the script prints, errors and the outcome.")
+
+
+def takes_job_options(command: Command) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a job that it takes. It finds their values in its context.
+
+    In `--help` they stand between the function's own parameters before its `*` and those behind it.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function).parameters.values())
+        before = [each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+        behind = [each for each in own if each.kind is each.KEYWORD_ONLY]
+        declared = [_parameter(option, command) for option in command_options(command)]
+        everything = [*before, *declared, *behind]
+        function.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+        function.__annotations__ = {each.name: each.annotation for each in everything}
+        return function
+
+    return decorate
+
+
+def _parameter(option: Option, command: Command) -> inspect.Parameter:
+    """A command's parameter as typer reads it. What `resume` is not given stays as it was."""
+    default = None if command == "resume" or option.many else option.default
+    kind: Any = list[str] if option.many else option.kind
+    declared = typer.Option(
+        *option.flags,
+        metavar=option.metavar,
+        help=option.help,
+        show_default=option.shows_default,
+        rich_help_panel=option.panel,
+        parser=option.parse,
+    )
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind | None if default is None else kind, declared],
+    )
+
 
 _PYTHONS = ("python", "python3")
 
@@ -344,7 +117,7 @@ def job_from(params: Mapping[str, Any]) -> Job:
 
 def settings_from(params: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a command's parameters that are settings of a job and were given."""
-    names = [field.name for field in dataclasses.fields(Job)]
+    names = [option.name for option in JOB_OPTIONS]
     # An option that can be repeated and was not given is empty, not None.
     given = {name: params[name] for name in names if params.get(name) not in (None, (), [])}
     if params.get("staleness") is not None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.amounts import nbytes, seconds
 from paceline.exceptions import PacelineError, UsageError
+from paceline.plan.amounts import nbytes, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,35 +22,16 @@ _ARGS = typer.Argument(
 _REPLACE_ARGS = typer.Option("--replace-args", help="What is behind -- are all of the script's arguments.")
 
 
+@options.takes_job_options("resume")
 def resume(
     ctx: typer.Context,
     run: Annotated[str, options.RUN],
     args: Annotated[list[str] | None, _ARGS] = None,
-    workers: Annotated[int | None, options.WORKERS] = None,
-    servers: Annotated[int | None, options.SERVERS] = None,
-    groups: Annotated[int | None, options.GROUPS] = None,
-    threads: Annotated[int | None, options.THREADS] = None,
-    link: Annotated[str | None, options.LINK] = None,
-    tls: Annotated[bool | None, options.TLS] = None,
-    certs: Annotated[str | None, options.CERTS] = None,
-    mode: Annotated[str | None, options.MODE] = None,
-    staleness: Annotated[int | None, options.STALENESS] = None,
-    compress: Annotated[str | None, options.COMPRESS] = None,
-    prefetch: Annotated[int | None, options.PREFETCH] = None,
-    clip_norm: Annotated[float | None, options.CLIP_NORM] = None,
-    norm_bound: Annotated[float | None, options.NORM_BOUND] = None,
-    optimizers: Annotated[list[str] | None, options.OPTIMIZERS] = None,
-    deadline_s: Annotated[float | None, options.DEADLINE] = None,
-    max_time_s: Annotated[float | None, options.MAX_TIME] = None,
-    max_updates: Annotated[int | None, options.MAX_UPDATES] = None,
-    max_samples: Annotated[int | None, options.MAX_SAMPLES] = None,
-    max_restarts: Annotated[int | None, options.MAX_RESTARTS] = None,
-    replicas: Annotated[int | None, options.REPLICAS] = None,
-    checkpoint_every: Annotated[int | None, options.CHECKPOINT_EVERY] = None,
-    keep_checkpoints: Annotated[int | None, options.KEEP_CHECKPOINTS] = None,
+    *,
     output: Annotated[str, options.OUTPUT] = "worker:0",
     replace_args: Annotated[bool, _REPLACE_ARGS] = False,
     quiet: Annotated[bool, options.QUIET] = False,
+    **_: Any,
 ) -> None:
     """Go on with a run from its last good checkpoint.
 
@@ -73,7 +54,7 @@ def resume(
             f"run {found.id} was started by paceline.fit() from Python, so there is no script to "
             f"start again; go on with it there: paceline.fit(…, resume={found.id!r})"
         )
-    shown = parse_shown(output, workers or job.workers)
+    shown = parse_shown(output, ctx.params["workers"] or job.workers)
     overrides = options.settings_from(ctx.params)
     if args or replace_args:
         overrides["args"] = _changed(job.args, args or [], replace=replace_args)

@@ -1,18 +1,16 @@
 """paceline study: a script over a grid of settings, with several seeds, compared on one page."""
 
-import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.amounts import seconds
-from paceline.cli.run import run
 from paceline.exceptions import UsageError
+from paceline.plan.amounts import seconds
 from paceline.plan.grid import BUDGETS, Axis, StudyPlan
 
 if TYPE_CHECKING:
@@ -22,29 +20,9 @@ __all__ = ["study"]
 
 _STUDY = "The study"
 _BETWEEN = 2
-_NOT_SHARED = ("run_dir", "live", "output", "quiet", "max_time_s", "max_updates", "max_samples")
-"""Options of run that a study has no use for, or its own way."""
 
 
-def _with_options_of(command: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command those of another one, too. It finds their values in its context."""
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(function).parameters
-        kept = [each for each in own.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        shared = [
-            each
-            for name, each in inspect.signature(command).parameters.items()
-            if name not in own and name not in _NOT_SHARED
-        ]
-        function.__signature__ = inspect.Signature([*kept, *shared])  # type: ignore[attr-defined]
-        function.__annotations__ = {**command.__annotations__, **function.__annotations__}
-        return function
-
-    return decorate
-
-
-@_with_options_of(run)
+@options.takes_job_options("study")
 def study(
     ctx: typer.Context,
     script: Annotated[str | None, options.SCRIPT] = None,

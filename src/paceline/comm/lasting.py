@@ -38,6 +38,8 @@ class _Dialler:
         self._secret = secret
         self.patience_s = patience_s
         self.hello: dict[str, Any] = {}
+        self.given_up = False
+        """The link is closed: no controller is looked for any more."""
 
     def dial(self) -> Connection:
         """Connect once. Raises LinkError."""
@@ -57,7 +59,7 @@ class _Dialler:
             except LinkError:
                 if fresh is not None:
                     fresh.close()
-                if time.monotonic() > until:
+                if self.given_up or time.monotonic() > until:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, longest)
@@ -199,16 +201,25 @@ class LastingLink(Connection):
         """Go on with the successor, to which HELLO was sent: send what is pending."""
         with self._state:
             fresh.sock.settimeout(self.sock.gettimeout())
-            self.close()
+            super().close()
             super().renew(fresh)
             self._here.set()
             for kind, body in self._pending.take():
                 self.send(kind, body)
 
+    def close(self) -> None:
+        """Close the socket. A link that no Hub reads (a Hub closes what has ended, and the role dials again)
+        also stops looking for a successor."""
+        with self._state:
+            self._dialler.given_up = self._back is None
+            super().close()
+
     def _come_back(self) -> None:
         try:
             fresh = self._dialler.reach()
         except LinkError as error:
+            if self._dialler.given_up:
+                return
             with contextlib.suppress(OSError, ValueError):
                 patience_s = self._dialler.patience_s
                 sys.stderr.write(
@@ -218,7 +229,9 @@ class LastingLink(Connection):
             os._exit(1)
         with self._state:
             back = self._back
-            if back is None:
+            if self._dialler.given_up:
+                fresh.close()
+            elif back is None:
                 self.renew(fresh)
         if back is not None:
             back(fresh)

@@ -17,7 +17,7 @@ __all__ = [
     "EndEarly",
     "FromController",
     "FullyReplicated",
-    "Heard",
+    "LastWordsKept",
     "LeadReport",
     "LetServerGo",
     "LetWorkerGo",
@@ -277,7 +277,7 @@ class StopServing(NamedTuple):
 
 
 @message(Kind.HEARD)
-class Heard(NamedTuple):
+class LastWordsKept(NamedTuple):
     """The controller has journaled the role's last message: its process may end."""
 
 
@@ -359,7 +359,7 @@ ToController = (
 FromController = (
     ServerAddresses
     | StopServing
-    | Heard
+    | LastWordsKept
     | SaveNow
     | SaveSoon
     | SwitchMode

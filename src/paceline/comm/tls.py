@@ -8,8 +8,9 @@ expired, names this run, and is of the role that it is met as:
 So a worker's certificate cannot act as a server's. Hosts may be named in it as well; then it is good there
 only. Certificates are made by `certificates.py`; this file needs Python's own `ssl` only.
 
-Why a socket of our own: one thread sends while another receives (`worker/pipeline.py`), and OpenSSL's objects
-are not made for that. Here they are used under a lock, and the kernel is waited for outside of it.
+Why a socket of our own: one thread sends while another receives (`worker/exchange/pipeline.py`), and
+OpenSSL's objects are not made for that. Here they are used under a lock, and the kernel is waited for
+outside of it.
 """
 
 import contextlib

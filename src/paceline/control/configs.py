@@ -8,6 +8,8 @@ from paceline.control.rendezvous import HOST
 from paceline.control.rundir import RunDirectory
 from paceline.observe.thinning import value_rows
 from paceline.plan import Plan
+from paceline.plan.job import settings_for
+from paceline.plan.option import RoleKind
 from paceline.plan.program import search_path
 
 __all__ = ["server_config", "worker_config"]
@@ -32,16 +34,7 @@ def server_config(
         "worker_threads": sum(role.threads for role in plan.workers),
         "run_dir": str(run.path),
         "lead": lead,
-        "replicas": job.replicas,
-        "checkpoint_every": job.checkpoint_every,
-        "keep_checkpoints": job.keep_checkpoints,
-        "max_updates": job.max_updates,
-        "max_samples": job.max_samples,
-        "records_mb": job.records_mb,
         "resume": None if resume is None else str(resume),
-        "clip_norm": job.clip_norm,
-        "norm_bound": job.norm_bound,
-        "schedule": list(job.schedule),
         "import_from": search_path(job) if job.optimizers else None,
     }
 
@@ -67,12 +60,6 @@ def worker_config(
         # All workers cut the parameters for those that the run began with, whoever came and went since.
         "servers": len(plan.servers),
         "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
-        "link": job.link,
-        "seed": job.seed,
-        "compress": job.compress,
-        "compress_replies": job.compress_replies,
-        "overlap": job.overlap,
-        "prefetch": job.prefetch,
         "tells_norms": job.norm_bound is not None,
         "master": [HOST, meeting_port] if job.torchrun_env else None,
         "values_in": str(run.path / "raw"),
@@ -82,20 +69,16 @@ def worker_config(
         "steps_before": steps_before,
         "ledger_in": str(run.path / "raw"),
         "script": job.script if job.module or job.script is None else str(Path(job.script).resolve()),
-        "module": job.module,
         "search": search_path(job),
-        "args": list(job.args),
     }
 
 
-def _of_any_role(plan: Plan, run: RunDirectory, role: str, rank: int) -> dict[str, Any]:
-    job = plan.job
+def _of_any_role(plan: Plan, run: RunDirectory, role: RoleKind, rank: int) -> dict[str, Any]:
     # Who joins later is like the first of its kind.
     alike = [r for r in plan.roles if r.role == role]
     return {
+        **settings_for(role, plan.job),
         "groups": [list(group) for group in plan.groups],
-        "deadline_s": job.deadline_s,
-        "optimizers": list(job.optimizers),
         "threads": next((r for r in alike if r.rank == rank), alike[0]).threads,
-        "spans_in": str(run.path / "raw") if job.spans else None,
+        "spans_in": str(run.path / "raw") if plan.job.spans else None,
     }

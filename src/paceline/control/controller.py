@@ -17,7 +17,7 @@ from typing import assert_never
 from paceline.causes import ending_of, explained
 from paceline.comm import Secret
 from paceline.comm.messages import (
-    Heard,
+    LastWordsKept,
     LetServerGo,
     LetWorkerGo,
     RoleError,
@@ -335,7 +335,7 @@ class Controller:
         """A role ends after this message and cannot repeat it to a successor: journal it, then let it end."""
         if self._processes.heir is not None and isinstance(said.message, RoleError | RoleFinished):
             self._write_journal()
-            self._links.answer(said.link, Heard())
+            self._links.answer(said.link, LastWordsKept())
 
     def _on_tick(self, now: float) -> Sequence[Decision]:
         """Ask the guard, and the time limit."""

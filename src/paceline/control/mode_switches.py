@@ -9,6 +9,7 @@ from paceline.control.run_record import RunRecord
 from paceline.core.modes import ModeSpec, in_words, parse_mode
 from paceline.exceptions import UsageError
 from paceline.plan import Plan
+from paceline.plan.rules import check_switch
 
 __all__ = ["GUARD", "ModeSwitches"]
 
@@ -50,13 +51,10 @@ class ModeSwitches:
 
     def check(self, mode: ModeSpec) -> None:
         """UsageError if this run cannot continue in this mode."""
-        job = self._plan.job
-        if reason := self.mode.carries(mode):
+        if reason := self.mode.switch_refusal(mode):
             raise UsageError(reason)
         mode.check(self._num_workers())
-        job.transfer.check(mode)
-        if job.clip_norm is not None and mode.name != "bsp":
-            raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
+        check_switch(self._plan.job, mode)
 
     def ask(self, request: str, mode: ModeSpec) -> SwitchMode | None:
         """A switch that was checked. Returns what to ask the lead; None: the run is in that mode already,

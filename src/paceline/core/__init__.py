@@ -6,6 +6,9 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `leases.py`     LeaseBook: every sample of an epoch goes to exactly one worker, whatever dies.
 * `layout.py`     Layout, Slice, Segment: which parameter lies where; fingerprint; partition over servers.
 * `placement.py`  Placement: which servers hold which slices.
+* `events.py`     everything that changes what the decider knows, as types.
+* `steps.py`      everything that servers execute, as types.
+* `codec.py`      Codec: steps and events as JSON, checked when they are read.
 * `decider.py`    Lead: turns what workers do into the run's one order of steps.
 * `rows.py`       Rows: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
@@ -16,3 +19,5 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `run_machine.py`  RunMachine: the life of a run, and what follows from the end of a process.
 * `run_decisions.py`  RunState and the machine's decisions, one class each.
 """
+
+__all__: list[str] = []

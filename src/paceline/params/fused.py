@@ -53,7 +53,7 @@ def takes_fused(
 
 
 def _of_torch(kind: type) -> type:
-    """torch's class of this name, if it is one of ours that stands in front of it (worker/optimizer.py)."""
+    """torch's class of this name, if ours stands in front of it (worker/script_optimizer.py)."""
     own = getattr(torch.optim, kind.__name__, kind)
     return own if isinstance(own, type) and issubclass(kind, own) else kind
 

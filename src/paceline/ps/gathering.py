@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.comm import Connection, Frame
 from paceline.comm.frames import field
 from paceline.comm.messages import SaveCut, SaveEnded
-from paceline.core.decider import Steps
+from paceline.core.steps import CheckpointStep, Steps
 from paceline.exceptions import CheckpointError, LinkError
 from paceline.ps.attending import rank_of, saved_part
 from paceline.ps.ordering import Ordering
@@ -159,7 +159,7 @@ class Gathering(Ordering):
                 "workers": self.config.workers,
             }
         )
-        return [["checkpoint", self._lead.version, str(self._saver.directory)]]
+        return [CheckpointStep(self._lead.version, str(self._saver.directory))]
 
     def _small_parts(self) -> dict[str, dict[str, Tensor]]:
         extras = self._adoption.extras

@@ -24,7 +24,7 @@ from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import (
     FROM_CONTROLLER,
     EndEarly,
-    Heard,
+    LastWordsKept,
     LetServerGo,
     LetWorkerGo,
     SaveNow,
@@ -36,6 +36,8 @@ from paceline.comm.messages import (
     StrangerSeen,
     SwitchMode,
 )
+from paceline.core.events import events_from_json
+from paceline.core.steps import Step, steps_from_json
 from paceline.exceptions import (
     AuthError,
     FrameError,
@@ -78,7 +80,7 @@ class Server(Attending):
         self._failed = False
         self._position = 0
         """How many steps of the order this server has heard of."""
-        self._log: collections.deque[list[Any]] = collections.deque(maxlen=_LOG_STEPS)
+        self._log: collections.deque[Step] = collections.deque(maxlen=_LOG_STEPS)
         """The last of them."""
         self._fresh = True
         """Whether it is not in the order yet."""
@@ -215,7 +217,15 @@ class Server(Attending):
             case StopServing():
                 self._tell()
                 self._running = False
-            case SaveNow() | SaveSoon() | SwitchMode() | LetWorkerGo() | LetServerGo() | EndEarly() | Heard():
+            case (
+                SaveNow()
+                | SaveSoon()
+                | SwitchMode()
+                | LetWorkerGo()
+                | LetServerGo()
+                | EndEarly()
+                | LastWordsKept()
+            ):
                 pass  # for the lead, whose death the controller had not noticed; it asks the next one again
             case other:
                 assert_never(other)
@@ -268,11 +278,16 @@ class Server(Attending):
                         self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
                 if self._standby is not None:
                     self._standby.lead = lead_from_json(frame.body["lead"])
+            steps = steps_from_json(field(frame.body, "steps", list))
             if self._standby is not None:
-                self._standby.hear(frame.body)
-                self._log.extend(frame.body["steps"])
-            self._position += len(frame.body["steps"])
-            self._orders.extend(frame.body["steps"])
+                self._standby.hear(
+                    steps,
+                    events_from_json(field(frame.body, "events", list, [])),
+                    steps_from_json(field(frame.body, "held", list, [])),
+                )
+                self._log.extend(steps)
+            self._position += len(steps)
+            self._orders.extend(steps)
             self._advance()
         elif frame.kind is Kind.STATE:
             self._receive_gift(link, frame)

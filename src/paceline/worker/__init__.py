@@ -7,15 +7,16 @@
 * `collectives.py` gather, mean, broadcast, barrier: values as text, and the way to the others.
 * `ending.py`    Ending: where the script ends when the run ends early.
 * `account.py`   Account: its batches, until a push covers them or they are skipped.
-* `untouched.py` Untouched: says so when the script changes what the servers own.
+* `untouched.py` OwnershipGuard: says so when the script changes what the servers own.
 * `reporting.py` Reporter: tells the controller how the worker does.
 * `links.py`     Links: to all servers, which break, and which of them holds what.
 * `client.py`    Client: what is said over them: offer, attach, exchange, leases, state.
 * `openmp.py`    lets torch's threads go while a worker waits.
+* `pinning.py`   CPU cores that a worker keeps to itself.
 * `traffic.py`   Traffic: how many bytes a step moves, whatever carries them.
 * `pipeline.py`  PipelinedClient: the same, with payloads that travel while the worker computes.
 * `gate.py`      nobody sees a parameter before it has arrived.
-* `encoding.py`  Encoders: gradients, compressed; Differences: replies, compressed.
+* `encoding.py`  Encoders: gradients, compressed; DifferenceReader: replies, compressed.
 * `gradients.py` GradientMemory: gradients go into the slot, and are checked there.
 * `group.py`     Group: workers that act as one: they meet, average gradients, share parameters.
 * `group_stepping.py` GroupStepper: what a worker in a group does at optimizer.step().
@@ -37,15 +38,15 @@
 * `main.py`      runs the user's program in a worker process.
 """
 
-from paceline.worker.ending import check_who
-from paceline.worker.epochs import Epochs
+from paceline.worker.early_end import check_who
+from paceline.worker.epochs import RemainingEpochs
 from paceline.worker.main import WorkerConfig, run_worker
 from paceline.worker.run_progress import RunProgress
 from paceline.worker.script_state import ScriptState
 from paceline.worker.session import Session, current_session
 
 __all__ = [
-    "Epochs",
+    "RemainingEpochs",
     "RunProgress",
     "ScriptState",
     "Session",

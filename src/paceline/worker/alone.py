@@ -13,10 +13,10 @@ from torch import nn
 from paceline.core.leases import LeaseBook
 from paceline.exceptions import UsageError
 from paceline.params import use_fused
-from paceline.worker.client import Grant
-from paceline.worker.copying import copy_plainly
-from paceline.worker.epochs import Epochs
+from paceline.worker.epochs import RemainingEpochs
+from paceline.worker.exchange.client import Grant
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
+from paceline.worker.plain_copies import copy_plainly
 from paceline.worker.prepared import Prepared
 from paceline.worker.run_progress import RunPlace, RunProgress, fraction_done
 from paceline.worker.script_state import KeptState
@@ -64,9 +64,9 @@ class Session:
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
 
-    def epochs(self, count: int) -> Epochs:
+    def epochs(self, count: int) -> RemainingEpochs:
         """See `paceline.epochs`. Alone, all of them are left."""
-        return Epochs(range(count))
+        return RemainingEpochs(range(count))
 
     def run_progress(self) -> RunProgress:
         """See `paceline.progress`."""
@@ -133,7 +133,7 @@ class AloneSession(Session):
             offer_no_sync(model)
         return got.give_back(objects, loader)
 
-    def epochs(self, count: int) -> Epochs:
+    def epochs(self, count: int) -> RemainingEpochs:
         self._planned = (self._planned or 0) + count
         return super().epochs(count)
 

@@ -15,6 +15,7 @@ from typing import TextIO
 import torch
 
 from paceline.causes import cause_of
+from paceline.collective import GroupLinks
 from paceline.comm import Address, Kind
 from paceline.comm.compression import parse_compression
 from paceline.comm.errors import error_body
@@ -27,10 +28,10 @@ from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptE
 from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.spans import recorder_of
 from paceline.observe.values import ValueWriter, steps_of
-from paceline.worker.client import Client
-from paceline.worker.group import GroupLinks
-from paceline.worker.pipeline import PipelinedClient
-from paceline.worker.program import begin_program, end_program, exit_code, run_program
+from paceline.worker.exchange.client import Client
+from paceline.worker.exchange.pipeline import PipelinedClient
+from paceline.worker.pinning import pin_to_cores
+from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
 from paceline.worker.session import RunSession, enter_session
 
 __all__ = ["WorkerConfig", "run_worker"]
@@ -51,6 +52,8 @@ class WorkerConfig:
     """How long it waits for the lead server, which notices before that who is missing."""
     seed: int
     threads: int
+    pin: bool = False
+    """Stay on CPU cores of its own."""
     groups: tuple[Sequence[int], ...] = ()
     compress: str = "none"
     compress_replies: bool = False
@@ -102,6 +105,8 @@ def run_worker(
     Args:
         log: Paceline's own, for what the controller shows in the script's place.
     """
+    if config.pin:
+        pin_to_cores(config.rank, config.threads)
     torch.set_num_threads(config.threads)
     _set_environment(config)
 

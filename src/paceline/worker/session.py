@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.collective import ENDS, Group, GroupLinks, part_of
 from paceline.comm import Connection, Kind, Region
 from paceline.comm.faults import OF_FRAMES, Faults
 from paceline.comm.protection import protection
@@ -34,34 +35,7 @@ from paceline.params import (
 from paceline.worker.account import Account, Skipped
 from paceline.worker.alone import AloneSession, Session, offer_no_sync, order_seed
 from paceline.worker.buffers import BufferSchedule
-from paceline.worker.client import Adopted, Client, Grant
-from paceline.worker.collectives import Collectives
-from paceline.worker.encoding import follow_settings, lay_out, without_momentum
-from paceline.worker.ending import Ending
-from paceline.worker.epochs import EpochCounter, Epochs
-from paceline.worker.free import FreeExchange
-from paceline.worker.gate import guard_parameters
-from paceline.worker.group import ENDS, Group, GroupLinks, part_of
-from paceline.worker.group_stepping import GroupMemory, GroupStepper
-from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
-from paceline.worker.optimizer import (
-    as_loaded,
-    has_history,
-    make_exchanging,
-    pack_state,
-    stop_exchanging,
-    unpack_state,
-)
-from paceline.worker.phases import on_backward, watch_backward, watch_forward
-from paceline.worker.pipeline import PipelinedClient
-from paceline.worker.prepared import Models, Prepared
-from paceline.worker.randomness import part_ways
-from paceline.worker.reporting import NormSampling, Reporter
-from paceline.worker.run_progress import RunPlace, RunProgress, fraction_done
-from paceline.worker.schedules import Schedules
-from paceline.worker.script_state import KEY as SCRIPT
-from paceline.worker.sides import Incomplete, OptimizerSide, incomplete
-from paceline.worker.state import (
+from paceline.worker.checkpoint_part import (
     OWN_PARTS,
     capture,
     epoch_of,
@@ -71,18 +45,44 @@ from paceline.worker.state import (
     restore_schedulers,
     steps_of,
 )
-from paceline.worker.stepping import (
-    Gradients,
-    Memory,
+from paceline.worker.collective_calls import Collectives
+from paceline.worker.early_end import EarlyEnd
+from paceline.worker.epochs import EpochCounter, RemainingEpochs
+from paceline.worker.exchange.client import Adopted, Client, Grant
+from paceline.worker.exchange.encoders import follow_settings, lay_out, without_momentum
+from paceline.worker.exchange.free_exchange import FreeExchange
+from paceline.worker.exchange.pipeline import PipelinedClient
+from paceline.worker.gate import guard_parameters
+from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
+from paceline.worker.optimizer_side import Incomplete, OptimizerSide, incomplete
+from paceline.worker.ownership import OwnershipGuard
+from paceline.worker.phase_hooks import on_backward, watch_backward, watch_forward
+from paceline.worker.prepared import Models, Prepared
+from paceline.worker.randomness import part_ways
+from paceline.worker.reporter import NormSampling, Reporter
+from paceline.worker.run_progress import RunPlace, RunProgress, fraction_done
+from paceline.worker.schedules import Schedules
+from paceline.worker.script_optimizer import (
+    as_loaded,
+    has_history,
+    make_exchanging,
+    pack_state,
+    stop_exchanging,
+    unpack_state,
+)
+from paceline.worker.script_state import KEY as SCRIPT
+from paceline.worker.steppers import (
+    GradientStepper,
     Request,
+    StepperMemory,
     follows_rate,
     local_step_of,
     make_stepper,
     runs_here,
     served_optimizer,
 )
+from paceline.worker.steppers.group_stepper import GroupMemory, GroupStepper
 from paceline.worker.traffic import Traffic
-from paceline.worker.untouched import Untouched
 from paceline.worker.validation import ValidationLoader
 
 __all__ = [
@@ -252,7 +252,7 @@ class RunSession(Session):
             for k, optimizer in enumerate(got.optimizers)
         ]
         names = [t.name for t in layout.tensors]
-        self._untouched = Untouched(self._models, got.optimizers, parameters, names)
+        self._guard = OwnershipGuard(self._models, got.optimizers, parameters, names)
         self._trained = {*names} | {alias for alias, _ in layout.aliases}
         data = data_facts(got.loader) if got.loader is not None else None
         self._has_loader = data is not None
@@ -302,7 +302,7 @@ class RunSession(Session):
         for model in got.models:
             offer_no_sync(model)
             self._hooks.append(model.register_load_state_dict_post_hook(self._make_load_hook()))
-        self._ending = Ending(self._client, self._group, has_loader=got.loader is not None)
+        self._ending = EarlyEnd(self._client, self._group, has_loader=got.loader is not None)
         if self._group is None:  # without one of its members a group goes back to a checkpoint
             self._buffers = BufferSchedule(self._models, self._trained, workers=self.world_size)
         self._joined, self._begun = True, False
@@ -337,7 +337,7 @@ class RunSession(Session):
         self._client.bye(comes_back=True)
         self._reached = False
         for side in self._sides:
-            if isinstance(side.stepper, Gradients):
+            if isinstance(side.stepper, GradientStepper):
                 side.stepper.gradients.release()
         for hook in self._hooks:
             hook.remove()
@@ -354,7 +354,7 @@ class RunSession(Session):
 
         def loaded(module: nn.Module, keys: Any) -> None:
             if any(module is model for model in self._models.each):  # and not a copy of it (an average, say)
-                self._untouched.check_loaded()
+                self._guard.check_loaded()
                 self.assign()
 
         return loaded
@@ -429,14 +429,14 @@ class RunSession(Session):
             if base is self._fresh and len(self._sides) > 1:
                 base = base.clone()  # what an optimizer fetches must not change what another one started from
             near = base.clone()
-        self._memory = Memory(slot, base, near)
+        self._memory = StepperMemory(slot, base, near)
         bind(parameters, tensor_views(near, layout))
         for side, local_step in zip(self._sides, local_steps, strict=True):
             side.stepper = make_stepper(
                 self.mode, side.layout, self._memory, side.parameters, side.optimizer, local_step
             )
             side.version = self._client.version
-        self._untouched.accept()
+        self._guard.accept()
         if isinstance(self._client, PipelinedClient):
             self._hide_exchanges(self._client)
         if self.mode.name == "dogwild":
@@ -454,7 +454,7 @@ class RunSession(Session):
             mine.near.copy_(base)
         else:
             mine = GroupMemory(self._client.region, slot, self._slot, base, self._fresh)
-        self._memory = Memory(slot, base, mine.near)
+        self._memory = StepperMemory(slot, base, mine.near)
         bind(self._parameters, tensor_views(mine.near, layout))
         self._group = Group(
             links.ranks,
@@ -477,14 +477,14 @@ class RunSession(Session):
             self._sides[0].optimizer,
             local_step,
         )
-        self._untouched.accept()
+        self._guard.accept()
 
     def _hide_exchanges(self, client: PipelinedClient) -> None:
         """Let gradients leave, and parameters come, while the script computes."""
         if self._transfer.leaves_early and self.mode.payload == "gradient":
             got = client.watch(self._memory.slot)
             for side in self._sides:
-                assert isinstance(side.stepper, Gradients)
+                assert isinstance(side.stepper, GradientStepper)
                 side.stepper.gradients.watch(_counted_on(got, side.tensors))
         if client.arrives_late:
             guard_parameters(self._models.modules(), self._parameters, self._layout, client.need)
@@ -530,8 +530,8 @@ class RunSession(Session):
         if len(self._sides) == 1 or self._account.tally()[0] or not self._has_loader:
             self._save_if_asked()  # not between two steps with the same batch
         if not self.mode.local:
-            self._untouched.check_parameters()
-        self._untouched.check_frozen()
+            self._guard.check_parameters()
+        self._guard.check_frozen()
         self._replaying, self._went_on = False, None
         if self._faults.all:
             self._suffer(side)
@@ -550,7 +550,7 @@ class RunSession(Session):
         self._lane.enter(phase)
         if self._reporter.due:
             self._report()
-            self._untouched.check_pages(self._client.private_pages())
+            self._guard.check_pages(self._client.private_pages())
         if self._buffers is not None and self._buffers.due:
             self._send_buffers(self._buffers)
         if self.kept.due:
@@ -613,12 +613,12 @@ class RunSession(Session):
         if fresh.data_ptr() == self._fresh.data_ptr():
             return
         if self._memory.base is self._fresh:
-            self._memory = Memory(self._memory.slot, fresh, fresh)
+            self._memory = StepperMemory(self._memory.slot, fresh, fresh)
             bind(self._parameters, tensor_views(fresh, self._layout))
             self._client.forget_private_writes()
             for side in self._sides:
                 side.stepper.memory = self._memory
-            self._untouched.accept()
+            self._guard.accept()
         else:
             _pin(fresh)
         self._fresh = fresh
@@ -752,7 +752,7 @@ class RunSession(Session):
         for side in self._sides:
             side.version = self._client.version
             side.stepper.overwritten()
-        self._untouched.accept()
+        self._guard.accept()
 
     @contextlib.contextmanager
     def run_parameters(self) -> Iterator[None]:
@@ -961,7 +961,7 @@ class RunSession(Session):
         self._follow_mode()
         return stop
 
-    def epochs(self, count: int) -> Epochs:
+    def epochs(self, count: int) -> RemainingEpochs:
         """See `paceline.epochs`."""
         if not self.prepared:
             raise UsageError("epochs() was called before prepare(): call paceline.prepare(…) first.")
@@ -1051,7 +1051,7 @@ class RunSession(Session):
             fraction=fraction_done(self.place(), planned),
         )
 
-    # --- the group's side (RunSide) ---------------------------------------------------------------
+    # --- the group's side (GroupRun) ---------------------------------------------------------------
 
     def cut_next(self) -> int:
         """The version of a checkpoint that this step ends with, 0 if there is none."""

@@ -8,8 +8,8 @@ from paceline.comm.transfer import Transfer
 from paceline.core.modes import ModeSpec
 from paceline.observe.ledger import LedgerKeeper
 from paceline.params import Layout
-from paceline.worker.client import Client
-from paceline.worker.stepping import Request
+from paceline.worker.exchange.client import Client
+from paceline.worker.steppers.stepper import Request
 
 __all__ = ["Traffic", "ring_bytes", "shared_bytes"]
 

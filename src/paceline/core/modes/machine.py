@@ -28,19 +28,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from paceline.core.modes.spec import ModeSpec
+    from paceline.core.modes.mode_spec import ModeSpec
 
 __all__ = [
     "Admit",
     "Apply",
     "Clocks",
     "Drop",
-    "Epochs",
     "Hold",
     "Instruction",
     "Machine",
     "PushId",
     "Rounds",
+    "WholeEpochs",
 ]
 
 
@@ -492,7 +492,7 @@ class Clocks(Machine):
         return ()
 
 
-class Epochs(Machine):
+class WholeEpochs(Machine):
     """sandblaster: every push is held until the epoch is over, if it is of the present version.
 
     Nobody waits here: whoever is through with an epoch rests. The lead says when the parameters changed, and

@@ -1,0 +1,1 @@
+"""A worker's exchange with the servers."""
