@@ -28,25 +28,23 @@ MOST_FILES_OF_A_CLASS = 2
 MISSING_FROM_MAP = {
     *("cli/certs.py", "cli/compare.py", "cli/metrics.py", "cli/report.py", "cli/scale.py"),
     *("cli/switch.py", "cli/top.py", "cli/trace.py"),
-    "control/guarding.py",
     *("worker/free.py", "worker/phases.py", "worker/stepping.py"),
 }
 FILE_NAMES_USED_TWICE = {
-    *("collectives.py", "faults.py", "links.py", "optimizer.py", "plan.py", "program.py"),
-    *("runs.py", "spec.py", "state.py", "successor.py"),
+    *("collectives.py", "optimizer.py", "plan.py", "program.py"),
+    *("runs.py", "state.py"),
 }
 CLASS_NAMES_USED_TWICE = {"Differences", "Epochs", "Gradients", "RunSide"}
 LONG_FILES = {
-    *("control/controller.py", "worker/session.py"),
-    *("core/decider.py", "core/modes/spec.py", "core/run_machine.py"),
+    *("core/decider.py", "worker/session.py"),
     *("ps/leader.py", "ps/shard.py"),
 }
 LONG_CHAINS = {
     *("Gathering", "LeadServer", "Ordering", "Placing", "Server"),
-    *("Controller", "PipelinedClient", "Successor"),
+    "PipelinedClient",
 }
 LARGE_CLASSES = LONG_CHAINS | {
-    *("Attending", "Executing", "InlinePeer", "LastingLink", "Lead"),
+    *("Attending", "Executing", "InlinePeer", "Lead"),
     *("Client", "Links", "RunSession"),
 }
 STAND_INS = True

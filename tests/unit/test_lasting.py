@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener
+from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, connect
 from paceline.comm.lasting import LastingLink
 from paceline.exceptions import LinkError, MessageError
 from tests.links import PATIENCE_S, SECRET
@@ -138,19 +138,18 @@ def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_recon
     link.close()
 
 
-def test_a_link_that_is_closed_between_two_controllers_is_not_opened_again(controllers):
+def test_a_link_that_is_closed_between_two_controllers_is_not_opened_again(controllers, monkeypatch):
     controller = controllers()
     link = linked(controller)
     connected, closed = threading.Event(), threading.Event()
-    dial = link._dial
 
-    def dial_and_wait():
-        fresh = dial()
+    def dial_and_wait(*args, **options):
+        fresh = connect(*args, **options)
         connected.set()
         assert closed.wait(PATIENCE_S)
         return fresh
 
-    link._dial = dial_and_wait
+    monkeypatch.setattr("paceline.comm.lasting.connect", dial_and_wait)
     controller.killed()
     link.send(Kind.STATS, {"clock": 1})
     (looking,) = (each for each in threading.enumerate() if each.name == "to the next controller")

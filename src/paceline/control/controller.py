@@ -48,7 +48,7 @@ from paceline.core.modes import parse_mode
 from paceline.core.run_decisions import (
     Announce,
     Decision,
-    Dismiss,
+    DismissServer,
     End,
     GoBack,
     Introduce,
@@ -308,7 +308,7 @@ class Controller:
                     self._links.tell(self._lead, LetWorkerGo(rank))
                 case RetireServer(rank):
                     self._links.tell(self._lead, LetServerGo(rank))
-                case Dismiss(rank):
+                case DismissServer(rank):
                     self._dismiss(rank)
                 case Announce():
                     self._links.announce(self._machine.lead)
