@@ -96,7 +96,7 @@ class Authority:
 
         Args:
             lasting: from now.
-            hosts: names or addresses; the certificate is good for who listens there. Empty: anywhere.
+            hosts: names or addresses; the certificate is good for listeners there. Empty: anywhere.
         """
         from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
@@ -119,7 +119,7 @@ class Certificates:
 
     @classmethod
     def for_run(cls, run: str) -> Self:
-        """New ones. Nobody can make another: the authority's key is forgotten."""
+        """New ones. No other can be made: the authority's key is forgotten."""
         authority = Authority.new(run)
         lasting = timedelta(days=_OWN_DAYS)
         return cls({role: authority.issue(role, lasting=lasting) for role in ROLES})

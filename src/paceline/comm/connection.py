@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from paceline.comm import frames, handshake
 from paceline.comm.aside import Aside
 from paceline.comm.faults import Tamper, tamper_with
-from paceline.comm.frames import Kind
+from paceline.comm.frames import Body, Kind
 from paceline.comm.message_codec import body_of
 from paceline.comm.tls import SecureSocket, Stream
 from paceline.exceptions import AuthError, FrameError, LinkError
@@ -34,7 +34,8 @@ def spin_for(nbytes: int, threads: int) -> float:
     """Seconds to look for an answer before sleeping for it.
 
     A small model's answer comes sooner than a sleeping process wakes up (a virtual machine's core takes
-    100 µs and more). Nobody looks when the exchange is long, or when a thread would lack the core for it.
+    100 µs and more). A role does not spin when the exchange is long, or when a thread would
+    lack the core for it.
 
     Args:
         threads: of all roles of this host together.
@@ -43,7 +44,7 @@ def spin_for(nbytes: int, threads: int) -> float:
     return SPIN_S if small and threads <= len(os.sched_getaffinity(0)) else 0.0
 
 
-_Due = tuple[Kind, dict[str, Any], Sequence[memoryview], Sequence[int]]
+_Due = tuple[Kind, Body, Sequence[memoryview], Sequence[int]]
 """What `send` is called with."""
 
 
@@ -52,7 +53,7 @@ class _Kept(NamedTuple):
 
     number: int
     kind: Kind
-    body: dict[str, Any]
+    body: Body
     payload: Sequence[memoryview]
     descriptors: Sequence[int]
 
@@ -77,7 +78,7 @@ class Frame:
     """
 
     kind: Kind
-    body: dict[str, Any]
+    body: Body
     payload_bytes: int
     descriptors: list[int]
     blob: bytes | None = None
@@ -89,8 +90,8 @@ class Connection:
 
     Where both sides `keep` what they send, a link that breaks can go on over another socket (`go_on`): both
     say how many frames have come, and what is missing is sent again. So each frame is received exactly once,
-    in order, however often the link breaks. Request and reply take turns there, so whoever receives something
-    knows that all it had sent has come.
+    in order, however often the link breaks. Request and reply take turns there, so the side that receives
+    something knows that all it had sent has arrived.
     """
 
     def __init__(self, sock: Stream, keys: handshake.Keys) -> None:
@@ -173,7 +174,7 @@ class Connection:
                 raise
 
     def _keep(
-        self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview], descriptors: Sequence[int]
+        self, kind: Kind, body: Body, payload: Sequence[memoryview], descriptors: Sequence[int]
     ) -> None:
         if self._kept is not None:
             number = self._sent_before + self._sent
@@ -181,7 +182,7 @@ class Connection:
 
     @staticmethod
     def _forget_answered(kept: list[_Kept]) -> None:
-        """Whoever answers has what was sent before, except for pulls at the end: a server answers a pull when
+        """A peer that answers has all earlier frames, except for final pulls: a server answers a pull when
         the lead says so, and that may come sooner than the pull, which may be lost on its way."""
         last = max((at for at, each in enumerate(kept) if each.kind is not Kind.PULL), default=-1)
         del kept[: last + 1]
@@ -227,7 +228,7 @@ class Connection:
     def send(
         self,
         kind: Kind,
-        body: dict[str, Any] | None = None,
+        body: Body | None = None,
         payload: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -247,7 +248,7 @@ class Connection:
                 self._send(kind, body or {}, payload, descriptors)
 
     def _send(
-        self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview], descriptors: Sequence[int]
+        self, kind: Kind, body: Body, payload: Sequence[memoryview], descriptors: Sequence[int]
     ) -> None:
         size = sum(view.nbytes for view in payload)
         head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
@@ -281,7 +282,7 @@ class Connection:
     def send_streamed(
         self,
         kind: Kind,
-        body: dict[str, Any],
+        body: Body,
         payload: Iterator[memoryview],
         whole: Sequence[memoryview],
     ) -> None:

@@ -11,11 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from paceline.comm import frames
 from paceline.comm.connection import Connection, Frame
-from paceline.comm.frames import Kind
+from paceline.comm.frames import Body, Kind
 from paceline.comm.meeting import Address, connect
 from paceline.comm.messages import SAID_ONCE
 from paceline.exceptions import FrameError, LinkError
@@ -27,7 +26,7 @@ _MOST_PENDING = 256
 _AGAIN_S = (0.01, 1.0)
 """The first pause before dialling again, and the longest."""
 _LAST_WORDS = (Kind.ERROR, Kind.BYE)
-_Message = tuple[Kind, dict[str, Any] | None]
+_Message = tuple[Kind, Body | None]
 
 
 class _Dialler:
@@ -37,7 +36,7 @@ class _Dialler:
         self._address = address
         self._secret = secret
         self.patience_s = patience_s
-        self.hello: dict[str, Any] = {}
+        self.hello: Body = {}
         self.given_up = False
         """The link is closed: no controller is looked for any more."""
 
@@ -69,17 +68,17 @@ class _Pending:
     """Messages for the successor."""
 
     def __init__(self) -> None:
-        self._last_words: dict[Kind, dict[str, Any] | None] = {}
+        self._last_words: dict[Kind, Body | None] = {}
         """Sent to every controller: the one before may have died before it read them."""
         self._messages: collections.deque[_Message] = collections.deque(maxlen=_MOST_PENDING)
 
-    def sending(self, kind: Kind, body: dict[str, Any] | None) -> None:
+    def sending(self, kind: Kind, body: Body | None) -> None:
         """Keep last words, before they are sent. MessageError if no controller would accept them."""
         if kind in _LAST_WORDS:
             frames.check(kind, body or {})  # else every reconnection would try to send it again
             self._last_words[kind] = body
 
-    def missed(self, kind: Kind, body: dict[str, Any] | None) -> None:
+    def missed(self, kind: Kind, body: Body | None) -> None:
         """This could not be sent: keep it if nothing replaces it. MessageError as above."""
         if kind in SAID_ONCE:
             frames.check(kind, body or {})
@@ -123,7 +122,7 @@ class LastingLink(Connection):
         """Whether the role goes on when the controller dies."""
         return self._dialler.patience_s > 0
 
-    def hello(self, body: dict[str, Any]) -> None:
+    def hello(self, body: Body) -> None:
         """Say who this is, now and to every successor."""
         self._dialler.hello = body
         super().send(Kind.HELLO, body)
@@ -136,7 +135,7 @@ class LastingLink(Connection):
     def send(
         self,
         kind: Kind,
-        body: dict[str, Any] | None = None,
+        body: Body | None = None,
         payload: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -174,7 +173,7 @@ class LastingLink(Connection):
                     raise
                 self.lost()
 
-    def say_last(self, kind: Kind, body: dict[str, Any] | None = None) -> None:
+    def say_last(self, kind: Kind, body: Body | None = None) -> None:
         """Send last words, and return when a controller has journaled them: this process may end then.
 
         Raises LinkError if no controller can be reached, and the link is not lasting.

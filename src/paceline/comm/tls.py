@@ -35,7 +35,7 @@ _SCHEME = "paceline://"
 _CHUNK_BYTES = 256 << 10
 """What is encrypted before it is sent, and received before it is decrypted: fits a core's cache."""
 _FAREWELL_S = 0.5
-"""How long who is refused is given to read why."""
+"""How long a refused peer is given to read the reason."""
 
 _REFUSED_BY_US = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
@@ -59,7 +59,7 @@ class Certificate:
     """The name that every certificate of the run carries."""
     role: str
     authority: str
-    """Certificate of who signs for this run."""
+    """Certificate of the authority that signs for this run."""
     chain: str
     """The role's own certificate."""
     key: str = field(repr=False)
@@ -78,7 +78,7 @@ class Certificate:
 class Secret(bytes):
     """A run's secret, and beside it the certificate that this role shows, if the run has TLS.
 
-    It is the secret itself, so that whoever hands the secret on hands on both.
+    It is the secret itself, so that code which passes the secret on passes both on.
     """
 
     certificate: Certificate | None
@@ -127,7 +127,7 @@ class SecureSocket:
 
     @property
     def waiting(self) -> bool:
-        """Whether something has been received that nobody has read."""
+        """Whether received data is still to be read."""
         with self._lock:
             return bool(self.tls.pending() or self._incoming.pending)
 
@@ -181,7 +181,7 @@ class SecureSocket:
         return bytes(room[: self.recv_into(room)])
 
     def replace(self, sock: socket) -> None:
-        """Go on over another socket that leads to the same place. Nobody may be using this one."""
+        """Go on over another socket that leads to the same place. No thread may be using this one."""
         self._sock = sock
 
     @property
@@ -291,7 +291,7 @@ def inspect(certificate: Certificate) -> Named:
 def context_of(certificate: Certificate, listening: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listening else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Who it is says the URI, and `connect` looks at the host's name if the certificate has any.
+    # The URI names the role, and `connect` looks at the host's name if the certificate has any.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate.authority)
@@ -304,7 +304,7 @@ def context_of(certificate: Certificate, listening: bool) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A path for those who take nothing else; on Linux of no file on a disk."""
+    """A path for APIs that take nothing else; on Linux of no file on a disk."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("certificate"), "w") as file:
             file.write(text)

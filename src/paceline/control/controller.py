@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import assert_never
 
-from paceline.causes import ending_of, explained
+from paceline.causes import explained
 from paceline.comm import Secret
 from paceline.comm.messages import (
     LastWordsKept,
@@ -266,9 +266,9 @@ class Controller:
             case TurnedAway(reason):
                 self._record.stranger(reason)
                 return []
-            case Exit(role, rank, incarnation, code, number):
+            case Exit(role, rank, incarnation, code):
                 self._hearing.codes.setdefault(f"{role}:{rank}", code or 0)
-                return self._machine.exited(role, rank, incarnation, ending_of(code, number))
+                return self._machine.exited(role, rank, incarnation, event.end)
             case UserRequest():
                 return self._desk.decide(event)
             case StopSignal():

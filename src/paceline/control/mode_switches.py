@@ -14,7 +14,7 @@ from paceline.plan.rules import check_switch
 __all__ = ["GUARD", "ModeSwitches"]
 
 GUARD = "guard"
-"""Names the guard's own switch request, which nobody waits for."""
+"""Names the guard's own switch request, which gets no answer."""
 
 
 class ModeSwitches:

@@ -7,10 +7,10 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.comm import Address, Connection, Frame, Hub, Listener, Secret
-from paceline.comm.frames import field
+from paceline.comm.frames import Body, field
 from paceline.comm.hub import refuse
 from paceline.comm.messages import TO_CONTROLLER, FromController, ServerAddresses, ToController
 from paceline.exceptions import FrameError, LinkError, PacelineError
@@ -72,7 +72,7 @@ class RoleLinks:
         self._hub = Hub(self, listener, secret, patience_s=patience_s, clock_ns=clock_ns)
         self._replaced = replaced
         self._links: dict[str, Connection] = {}
-        self._addresses: dict[int, dict[str, Any]] = {}
+        self._addresses: dict[int, Body] = {}
         self._heard: dict[int, float] = {}
         """When each server sent its last report."""
         self._announced = False
@@ -96,7 +96,7 @@ class RoleLinks:
         """Put an event into the inbox and wake `poll`. From any thread, and from a signal handler."""
         self._hub.post(lambda: self._inbox.append(event))
 
-    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+    def on_hello(self, connection: Connection, body: Body) -> None:
         """A role has connected. See HubHandler."""
         name = connection.peer
         role, rank = field(body, "role", str), field(body, "rank", int)
@@ -169,7 +169,7 @@ class RoleLinks:
         """Servers whose addresses are known."""
         return set(self._addresses)
 
-    def locate(self, rank: int, address: dict[str, Any]) -> None:
+    def locate(self, rank: int, address: Body) -> None:
         """A server listens there."""
         self._addresses[rank] = address
 

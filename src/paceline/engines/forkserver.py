@@ -1,7 +1,7 @@
 """A process with torch loaded that forks roles, and guards the controller.
 
 `main(FD)` in a fresh interpreter: FD is a stream socket to the engine. Lines of JSON: in come
-{"start": spec}, {"kill": pid, "signal": n}, {"guard": who takes over} with its descriptors, and {"close":
+{"start": spec}, {"kill": pid, "signal": n}, {"guard": what takes over} with its descriptors, and {"close":
 true}; out go {"started": name, "pid": pid} and {"exited": pid, "status": wait status}.
 
 When the engine closes, all roles are killed. When it dies without a word, so are they, unless it asked to be
@@ -49,7 +49,7 @@ class ForkServer:
         """That came with a message which is not dealt with yet."""
         self._running: dict[int, tuple[str, int, int]] = {}
         self._left: dict[tuple[str, int], Left] = {}
-        """Who was started last in each place."""
+        """The last process of each role and rank."""
         self._succession: Succession | None = None
         self._heirs: set[int] = set()
         self._failed = 0
@@ -63,7 +63,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
-        """Serve until the engine is gone, and nobody takes over."""
+        """Serve until the engine is gone and no successor takes over."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakened, selectors.EVENT_READ)
@@ -198,7 +198,7 @@ class ForkServer:
                 return take_over(handover)
             except BaseException:
                 traceback.print_exc()
-                # In order, so that nobody tries again: it would end like this, too.
+                # An orderly end: another successor would fail in the same way.
                 with contextlib.suppress(OSError):
                     theirs.sendall(b'{"close": true}\n')
                 return 1
@@ -235,7 +235,7 @@ def _forked(be: Callable[[], int]) -> int:
 
 
 def _tell_terminal(run: str) -> None:
-    """Where the dead controller's output went, if somebody reads it: the run has not ended."""
+    """Tell the dead controller's terminal, if it is still open, that the run has not ended."""
     text = (
         "paceline: the controller was killed, and the run goes on in the background: "
         f"`paceline top {run}` shows it, `paceline stop {run}` stops it.\n"

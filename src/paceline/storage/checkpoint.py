@@ -344,7 +344,7 @@ def discard_after(root: Path, version: int) -> None:
 
 
 def clean_temporary(root: Path) -> None:
-    """Remove what killed processes left behind. Only while nobody writes a checkpoint in `root`."""
+    """Remove what killed processes left behind. Only while no process writes a checkpoint in `root`."""
     committed = _committed(root)
     with _explained("clean", root):
         for path in list(root.iterdir()) if root.exists() else []:
@@ -435,7 +435,7 @@ def _read_manifest(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{file} was altered: its content has digest {computed}, it says {stored}. {_UNUSABLE}"
         )
-    # The digest only finds accidents: whoever alters a manifest on purpose makes a new one.
+    # The digest only finds accidents: an attacker who alters a manifest makes a new digest.
     try:
         checkpoint = _checkpoint_of(path, manifest)
     except (KeyError, TypeError, ValueError) as error:

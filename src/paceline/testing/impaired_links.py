@@ -74,7 +74,7 @@ class Line:
 
     @property
     def room(self) -> int:
-        """How many bytes may be put now, at most one piece; 0: whoever sends has to wait."""
+        """How many bytes may be put now, at most one piece; 0: the sender has to wait."""
         return max(0, min(self._piece, self._limit - self._nbytes))
 
     @property
@@ -180,7 +180,7 @@ class _Pump(threading.Thread):
     def run(self) -> None:
         try:
             arrived = self._carry()
-            # The receiver is told of the end; or the sender, that nobody receives any more.
+            # The receiver is told of the end; or the sender, that the receiver is gone.
             with contextlib.suppress(OSError):
                 if arrived:
                     self._sink.shutdown(socket.SHUT_WR)

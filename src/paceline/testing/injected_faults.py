@@ -240,7 +240,7 @@ def _hits(fault: Fault, step: int) -> bool:
 
 
 def _stop(seconds: float) -> None:
-    """Who is stopped cannot wake itself up."""
+    """Stop this process, and let another one wake it up."""
     if seconds:
         waker = f"sleep {seconds}; kill -CONT {os.getpid()}"
         subprocess.Popen(["/bin/sh", "-c", waker], start_new_session=True)
