@@ -25,10 +25,10 @@ from paceline.exceptions import FrameError
 CLASSES = [*get_args(ToController), *get_args(FromController)]
 NUMBERS = st.integers(-(2**70), 2**70)
 TEXTS = st.text(max_size=20)
-JSON = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=6,
+JSON = st.one_of(
+    st.sampled_from([None, True, 0, -1, 2**63, 10**400, 1.5, 1e300, "", "nan", "1", [], [1], {}, {"a": 1}]),
+    st.lists(st.sampled_from([None, 1, "a", [1, 2.5], {"1": 1}]), max_size=3),
+    st.dictionaries(TEXTS, st.sampled_from([None, 1, "a", [1], {"a": None}]), max_size=2),
 )
 
 
@@ -54,7 +54,7 @@ def said(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{name: values_of(kind) for name, kind in get_type_hints(cls).items()})
 
 
-MESSAGES = st.sampled_from(CLASSES).flatmap(said)
+MESSAGES = st.one_of(*map(said, CLASSES))
 
 
 def catalogue_of(message: Any) -> Catalogue[Any]:
@@ -66,7 +66,7 @@ def over_the_wire(body: dict[str, Any]) -> dict[str, Any]:
     return frames.decode_body(data[frames.HEADER_BYTES :])
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(MESSAGES)
 def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
     kind, body = body_of(message)
@@ -75,7 +75,7 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
     assert repr(got) == repr(message)  # NaN is not equal to itself
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=300)
 @given(MESSAGES, st.data())
 def test_a_damaged_body_is_a_frame_error_or_another_valid_message(message: Any, data: st.DataObject) -> None:
     kind, body = body_of(message)
@@ -99,7 +99,7 @@ def test_a_damaged_body_is_a_frame_error_or_another_valid_message(message: Any, 
         assert repr(catalogue_of(message).read(*body_of(got))) == repr(got)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(frames.Kind), st.dictionaries(TEXTS, JSON, max_size=4))
 def test_any_body_of_any_kind_gives_a_message_or_a_frame_error(
     kind: frames.Kind, body: dict[str, Any]
