@@ -1,5 +1,6 @@
 """The messages of the controller's links: valid ones round-trip, any other body is a FrameError."""
 
+import itertools
 import math
 from typing import Any, get_args, get_type_hints
 
@@ -25,8 +26,13 @@ from paceline.exceptions import FrameError
 CLASSES = [*get_args(ToController), *get_args(FromController)]
 NUMBERS = st.integers(-(2**70), 2**70)
 TEXTS = st.text(max_size=20)
+NASTY: list[Any] = [
+    *(None, True, 0, -1, 2**63, 10**400, 1.5, 1e300, "", "nan", "1", "Infinity", "½"),
+    *([], [1], [[]], [[1, 10**400]], ["nan"], [None], [{}], [{"a": 10**400}], [1, 2, 3]),
+    *({}, {"a": 1}, {"1": 1}, {"01": 1}, {"½": 1}, {"-1": None}, {"a": 10**400}, {"1": "nan"}, {"a": {}}),
+]
 JSON = st.one_of(
-    st.sampled_from([None, True, 0, -1, 2**63, 10**400, 1.5, 1e300, "", "nan", "1", [], [1], {}, {"a": 1}]),
+    st.sampled_from(NASTY),
     st.lists(st.sampled_from([None, 1, "a", [1, 2.5], {"1": 1}]), max_size=3),
     st.dictionaries(TEXTS, st.sampled_from([None, 1, "a", [1], {"a": None}]), max_size=2),
 )
@@ -97,6 +103,32 @@ def test_a_damaged_body_is_a_frame_error_or_another_valid_message(message: Any, 
         assert 0 < len(str(error)) < 300
     else:  # what was drawn is valid, too: it means one thing
         assert repr(catalogue_of(message).read(*body_of(got))) == repr(got)
+
+
+def plain(annotation: Any) -> Any:
+    """One valid value of a field."""
+    if annotation in (int, float, bool, str):
+        return annotation()
+    origin, inner = getattr(annotation, "__origin__", None), get_args(annotation)
+    if annotation == Json or origin is dict:
+        return {}
+    if origin is tuple:
+        return () if ... in inner else tuple(map(plain, inner))
+    return None
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_field_refuses_every_value_of_another_type(cls: Any) -> None:
+    hints = get_type_hints(cls)
+    message = cls(**{name: plain(hint) for name, hint in hints.items()})
+    kind, valid = body_of(message)
+    for name, value in itertools.product(hints, NASTY):
+        try:
+            got = catalogue_of(message).read(kind, {**valid, name: value})
+        except FrameError as error:
+            assert name in str(error)
+        else:
+            assert repr(catalogue_of(message).read(*body_of(got))) == repr(got)
 
 
 @settings(deadline=None, max_examples=100)
