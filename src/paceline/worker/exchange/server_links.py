@@ -312,7 +312,7 @@ class Links:
 
     def damage_next(self, how: str, step: int) -> None:
         """The next frame to one of the servers does not arrive as it should. For tests."""
-        self._links[step % len(self._links)].damage = how
+        self._links[step % len(self._links)].damage_next(how)
 
     def close(self) -> None:
         """Close all links."""
