@@ -554,6 +554,13 @@ def test_asp_with_damping_is_its_rule_in_the_order_of_the_log(run, damping, job)
     assert_as_replayed(ran, problem, gradients(problem), DAMPED[damping](problem))
 
 
+def test_consgd_is_asp_with_steps_divided_by_the_number_of_workers(run):
+    ran = go(run, "asp+damping=consgd", workers=3, **SLOW)
+    assert max(staleness_of(ran)) >= 2, "nothing was stale"
+    problem = problem_of()
+    assert_as_replayed(ran, problem, gradients(problem), applied_with_sgd(problem, lambda tau: 1 / 3))
+
+
 @pytest.mark.parametrize("mode", first(1, ["asp", "ssp:2"]))
 @pytest.mark.parametrize("momentum", first(1, [0.9, 0.5]))
 def test_by_default_staleness_takes_from_the_scripts_momentum(run, mode, momentum):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.cli.compare import compare as compare_command
-from paceline.cli.report import report as report_command
+from paceline.cli.compare_command import compare as compare_command
+from paceline.cli.report_command import report as report_command
 from paceline.exceptions import RunNotFound, UsageError
 from paceline.observe.analyse.comparison import (
     ComparedRun,

@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from paceline.control.rundir import RunDirectory
+    from paceline.api.runs import RunFacts
 
 __all__ = ["runs"]
 
@@ -30,12 +31,12 @@ def runs(
     ] = False,
 ) -> None:
     """List runs, the one that was started last first."""
-    from paceline.control.rundir import list_runs, runs_root
+    from paceline.api.runs import list_runs, run_ids, runs_root
 
-    found = list_runs()
     if as_json:
-        typer.echo(json.dumps([facts(run) for run in found], indent=2))
+        typer.echo(json.dumps([asdict(run) for run in list_runs()], indent=2))
         return
+    found = list_runs(None if everything else SHOWN)
     if not found:
         typer.echo(f"No runs yet in {runs_root()}. Start one:  paceline run train.py")
         return
@@ -44,13 +45,12 @@ def runs(
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe.display import style_of
+    from paceline.observe.show.display import style_of
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200
-    shown = found if everything else found[:SHOWN]
-    rows = [dict(zip(COLUMNS, _row(facts(run)), strict=True)) for run in shown]
+    rows = [dict(zip(COLUMNS, _row(run), strict=True)) for run in found]
     columns = fitting(rows, console.width)
     table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="dim")
     for name in columns:
@@ -67,8 +67,8 @@ def runs(
             *(Text(row[name], style=style_of(row[name]) if name == "state" else "") for name in columns)
         )
     console.print(table)
-    if len(shown) < len(found):
-        typer.echo(f"… and {len(found) - len(shown)} older: paceline runs --all")
+    if not everything and (older := len(run_ids()) - len(found)) > 0:
+        typer.echo(f"… and {older} older: paceline runs --all")
 
 
 def fitting(rows: Sequence[dict[str, str]], width: int) -> list[str]:
@@ -82,70 +82,37 @@ def fitting(rows: Sequence[dict[str, str]], width: int) -> list[str]:
     return columns
 
 
-def facts(run: "RunDirectory") -> dict[str, Any]:
-    """What `--json` says of one run. One written by another version, or cut short by a crash, has gaps."""
-    from paceline.exceptions import PacelineError
-    from paceline.observe import RunStatus
-
-    try:
-        record = run.record()
-    except PacelineError:
-        record = {}
-    status = RunStatus.from_json(run.read_status())
-    job: dict[str, Any] = record.get("job", {})
-    return {
-        "id": run.id,
-        "path": str(run.path),
-        "state": run.state(),
-        "created": record.get("created"),
-        **{name: job.get(name) for name in ("script", "args", "mode", "workers", "servers", "seed")},
-        "updates": status.version,
-        "steps": status.steps,
-        "epoch": status.epoch,
-        "samples": status.samples,
-        "samples_per_s": status.samples_per_s or None,
-        "steps_per_s": status.steps_per_s or None,
-        "elapsed_s": status.elapsed_s,
-        "metrics": status.metrics,
-        "checkpoints": status.checkpoints,
-        "resumes": len(record.get("resumes") or ()),
-        "ended_early": status.ended_early,
-        "diverged": status.diverged,
-        "error": status.error,
-    }
-
-
-def _row(run: dict[str, Any]) -> tuple[str, ...]:
+def _row(run: "RunFacts") -> tuple[str, ...]:
     """One run's cells."""
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     def said(name: str) -> str:
-        return "–" if run[name] is None else str(run[name])
+        return "–" if getattr(run, name) is None else str(getattr(run, name))
 
     return (
-        run["id"],
-        "diverged" if run["diverged"] and run["state"] == "succeeded" else run["state"],
+        run.id,
+        "diverged" if run.diverged and run.state == "succeeded" else run.state,
         said("mode"),
         f"{said('workers')}×{said('servers')}",
-        words.count(run["steps"]),
+        wording.count(run.steps),
         _rate(run),
-        _age(run["created"]),
+        _age(run.created),
     )
 
 
-def _rate(run: dict[str, Any]) -> str:
+def _rate(run: "RunFacts") -> str:
     """Samples a second; `40 steps/s` of a run that counts no samples."""
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
-    if run["samples_per_s"]:
-        return words.count(run["samples_per_s"])
-    return f"{words.count(run['steps_per_s'])} steps/s" if run["steps_per_s"] else "–"
+    if run.samples_per_s:
+        return wording.count(run.samples_per_s)
+    return f"{wording.count(run.steps_per_s)} steps/s" if run.steps_per_s else "–"
 
 
 def _age(created: object) -> str:
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     try:
-        return words.ago(time.time() - datetime.fromisoformat(str(created)).timestamp())
+        return wording.ago(time.time() - datetime.fromisoformat(str(created)).timestamp())
     except ValueError:
         return "–"

@@ -34,9 +34,9 @@ __all__ = [
 
 def complete_run(incomplete: str) -> list[str]:
     """For shells: the ids of runs that begin so."""
-    from paceline.control.rundir import list_runs
+    from paceline.api.runs import run_ids
 
-    found = [run.id for run in list_runs()]
+    found = run_ids()
     return [each for each in (*(["last"] if found else []), *found) if each.startswith(incomplete)]
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.grid import BUDGETS, Axis, StudyPlan
 
 if TYPE_CHECKING:
-    from paceline.observe.study import StudyData
+    from paceline.observe.analyse.study_data import StudyData
 
 __all__ = ["study"]
 
@@ -22,11 +22,11 @@ _STUDY = "The study"
 _BETWEEN = 2
 
 
-@options.takes_job_options("study")
+@parameters.takes_job_options("study")
 def study(
     ctx: typer.Context,
-    script: Annotated[str | None, options.SCRIPT] = None,
-    args: Annotated[list[str] | None, options.ARGS] = None,
+    script: Annotated[str | None, parameters.SCRIPT] = None,
+    args: Annotated[list[str] | None, parameters.ARGS] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,7 +114,7 @@ def study(
 
     path = Path(resume) if plan is None and resume is not None else None
     if plan is not None:
-        options.note_late_flags(ctx)
+        parameters.note_late_flags(ctx)
         path = studies.study_path(plan, directory)
     assert path is not None
     try:
@@ -124,7 +124,7 @@ def study(
             tell = studies.print_line
             found = studies.run_study(plan, path, at_once=number, again=retry_failed, tell=tell)
     except KeyboardInterrupt:
-        options.note(f"the same command goes on with it, or `paceline study --resume {path}`")
+        parameters.note(f"the same command goes on with it, or `paceline study --resume {path}`")
         raise
     _show(found)
 
@@ -138,7 +138,7 @@ def _plan(
         if name not in BUDGETS or not amount:
             raise UsageError(f"--budget {text}: give samples=N, updates=N or time=30m")
         limits[BUDGETS[name]] = _amount(text, name, amount)
-    job = options.job_from({**ctx.params, **limits})
+    job = parameters.job_from({**ctx.params, **limits})
     return StudyPlan(
         job=job,
         axes=tuple(map(Axis.parse, grid)),
@@ -176,7 +176,7 @@ def _show(found: "StudyData") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe.study_page import table_rows
+    from paceline.observe.show.study_page import table_rows
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -199,7 +199,7 @@ def _show(found: "StudyData") -> None:
     failed = int((found.runs["state"] != "succeeded").sum())
     if failed:
         failures = f"{failed} of {len(found.runs)} runs did not succeed: {_where(found.path)}"
-        options.complain(failures)
+        parameters.complain(failures)
         raise typer.Exit(1)
 
 

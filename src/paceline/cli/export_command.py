@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 
 __all__ = ["export"]
 
 
 def export(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     file: Annotated[
         Path,
         typer.Argument(
@@ -33,19 +33,19 @@ def export(
 
     [dim]paceline export last model.safetensors[/dim]
     """
-    from paceline.control.rundir import find_run
+    from paceline.api.runs import find_run
 
     found = find_run(run)
     if file.is_dir():
         raise UsageError(f"{file} is a directory; name a file, as in {file / 'model.safetensors'}")
 
     from paceline import api
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     checkpoint = api.export_run(found, file, model)
     models = int(checkpoint.meta.get("models", 1))
-    size = words.size(file.stat().st_size)
-    version = words.count(checkpoint.version)
+    size = wording.size(file.stat().st_size)
+    version = wording.count(checkpoint.version)
     typer.echo(f"{file}: the model of run {found.id} at version {version}, {size}")
     if models > 1 and model is None:
         typer.echo(

@@ -3,8 +3,8 @@
 In every mode, also between workers that come and go; and alone, in one process.
 """
 
+import inspect
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,10 @@ def prepare_validation(*loaders: Any) -> Any:
 
 def _caller(depth: int) -> str:
     """File and line of the script, so many frames above the function that asks."""
-    frame = sys._getframe(depth + 1)
+    frame = inspect.currentframe()
+    for _ in range(depth + 1):
+        frame = frame.f_back if frame is not None else None
+    assert frame is not None, "CPython has frames"
     return f"{Path(frame.f_code.co_filename).name[-80:]}:{frame.f_lineno}"
 
 

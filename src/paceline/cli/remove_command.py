@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import PacelineError, UsageError
 from paceline.plan.amounts import nbytes, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.control.removing import Candidate
+    from paceline.api.removal import Candidate
 
 __all__ = ["prune", "rm"]
 
@@ -27,7 +27,7 @@ def rm(
             metavar="RUN …",
             help="Runs: ids, beginnings of ids, directories, or [b]last[/b].",
             show_default=False,
-            autocompletion=options.complete_run,
+            autocompletion=parameters.complete_run,
         ),
     ],
     dry_run: Annotated[bool, DRY_RUN] = False,
@@ -36,16 +36,10 @@ def rm(
 
     [dim]paceline rm 20261115-081502 --dry-run[/dim]
     """
-    from paceline.control.removing import candidate, refusal
-    from paceline.control.rundir import find_run
+    from paceline.api.removal import removable_runs
 
     # Nothing is removed unless all can be.
-    found = {run.path: run for run in map(find_run, runs)}
-    chosen = [candidate(run) for run in found.values()]
-    for each in chosen:
-        if each.alive:
-            raise refusal(each.run)
-    _remove(chosen, dry_run=dry_run)
+    _remove(removable_runs(runs), dry_run=dry_run)
 
 
 def prune(
@@ -85,8 +79,7 @@ def prune(
 
     [dim]paceline prune --older-than 30d --state failed --state crashed --dry-run[/dim]
     """
-    from paceline.control.removing import KEPT_STATES, candidate, choose
-    from paceline.control.rundir import list_runs
+    from paceline.api.removal import old_runs
 
     if older_than is None and larger_than is None and not state and not keep:
         raise UsageError(
@@ -96,19 +89,9 @@ def prune(
     if keep < 0:
         raise UsageError(f"--keep {keep}: give a number of runs, 0 or more")
     states = [each.strip().lower() for text in state or () for each in text.split(",")]
-    if unknown := sorted(set(states) - set(KEPT_STATES)):
-        raise UsageError(f"--state {unknown[0]}: there is no such state. Valid: {', '.join(KEPT_STATES)}")
-    found = [candidate(run) for run in list_runs()]
-    chosen = choose(
-        found,
-        now=time.time(),
-        older_than_s=older_than,
-        larger_than=larger_than,
-        states=states or KEPT_STATES,
-        keep=keep,
-    )
+    chosen, number = old_runs(older_than_s=older_than, larger_than=larger_than, states=states, keep=keep)
     if not chosen:
-        typer.echo(f"Nothing to remove: none of {len(found)} runs fulfils all conditions.")
+        typer.echo(f"Nothing to remove: none of {number} runs fulfils all conditions.")
         return
     if not dry_run and not yes:
         _remove(chosen, dry_run=True)
@@ -120,29 +103,29 @@ def prune(
 
 def _remove(chosen: "Sequence[Candidate]", *, dry_run: bool) -> None:
     """Remove them one by one, or only say so."""
-    from paceline.control.removing import remove
-    from paceline.observe import words
+    from paceline.api.removal import remove_run
+    from paceline.observe.analyse import wording
 
     freed, number, failed = 0, 0, False
     for each in chosen:
-        what = f"run {each.run.id} ({each.state} {words.ago(time.time() - each.changed)} ago)"
+        what = f"run {each.run.id} ({each.state} {wording.ago(time.time() - each.changed)} ago)"
         if dry_run:
-            typer.echo(f"Would remove {what}: {words.size(each.nbytes)}")
+            typer.echo(f"Would remove {what}: {wording.size(each.nbytes)}")
             freed, number = freed + each.nbytes, number + 1
             continue
         try:
-            left = remove(each.run)
+            left = remove_run(each)
         except PacelineError as error:
-            options.complain(str(error))
+            parameters.complain(str(error))
             failed = True
             continue
         freed, number = freed + each.nbytes, number + 1
-        typer.echo(f"Removed {what}: {words.size(each.nbytes)}")
+        typer.echo(f"Removed {what}: {wording.size(each.nbytes)}")
         if left:
-            options.note(
+            parameters.note(
                 f"{each.run.path} stays: it also holds {', '.join(left[:5])}{', …' * (len(left) > 5)}"
             )
     verb = "would be freed" if dry_run else "freed"
-    typer.echo(f"{words.plural(number, 'run')}, {words.size(freed)} {verb}.")
+    typer.echo(f"{wording.plural(number, 'run')}, {wording.size(freed)} {verb}.")
     if failed:
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.core.modes import in_words
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.plan.capacity import BASE_BYTES, ROLE_BYTES, model_bytes
@@ -14,16 +14,16 @@ from paceline.plan.host import read_limits
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["plan"]
+__all__ = ["plan", "show_plan"]
 
 
-@options.takes_job_options("plan")
+@parameters.takes_job_options("plan")
 def plan(
     ctx: typer.Context,
-    script: Annotated[str, options.SCRIPT],
-    args: Annotated[list[str] | None, options.ARGS] = None,
+    script: Annotated[str, parameters.SCRIPT],
+    args: Annotated[list[str] | None, parameters.ARGS] = None,
     *,
-    quiet: Annotated[bool, options.QUIET] = False,
+    quiet: Annotated[bool, parameters.QUIET] = False,
     **_: Any,
 ) -> None:
     """Show what run would do with the same options, and stop.
@@ -32,17 +32,18 @@ def plan(
 
     [dim]paceline plan --workers 4 --servers 3 train.py[/dim]
     """
-    chosen = make_plan(options.job_from(ctx.params))
-    options.note_late_flags(ctx)
+    chosen = make_plan(parameters.job_from(ctx.params))
+    parameters.note_late_flags(ctx)
     for warning in chosen.warnings:
-        options.note(warning)
+        parameters.note(warning)
 
     from paceline import api
 
-    _show(chosen, api.inspect_script(chosen))
+    show_plan(chosen, api.inspect_script(chosen))
 
 
-def _show(plan: Plan, facts: ModelFacts) -> None:
+def show_plan(plan: Plan, facts: ModelFacts) -> None:
+    """Print a plan as tables."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -59,7 +60,7 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     job = plan.job
     table = Table.grid(padding=(0, 3, 0, 0))
@@ -68,16 +69,16 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
     shares = [nbytes for _, nbytes in facts.shards]
     rows = {
         "mode": f"{plan.mode}: {in_words(plan.mode, len(plan.groups) or job.workers)}",
-        "model": f"{words.plural(facts.parameters, 'parameter')} "
-        f"in {words.plural(facts.tensors, 'tensor')}, {words.size(facts.nbytes)}; "
+        "model": f"{wording.plural(facts.parameters, 'parameter')} "
+        f"in {wording.plural(facts.tensors, 'tensor')}, {wording.size(facts.nbytes)}; "
         f"optimizer {facts.optimizer}",
-        "partition": f"{words.plural(facts.slices, 'slice')} "
-        f"on {words.plural(len(plan.servers), 'server')}{_balance(shares)}",
+        "partition": f"{wording.plural(facts.slices, 'slice')} "
+        f"on {wording.plural(len(plan.servers), 'server')}{_balance(shares)}",
         "data": _data(plan, facts),
         "exchange": _exchange(plan, facts),
         "memory": _memory(plan, facts),
         "checkpoints": _checkpoints(job),
-        "faults": f"{_replaced(plan)}; nobody waits longer than {words.duration(job.deadline_s)}",
+        "faults": f"{_replaced(plan)}; nobody waits longer than {wording.duration(job.deadline_s)}",
     }
     for name, text in rows.items():
         table.add_row(name, Text(text))
@@ -85,9 +86,9 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
 
 
 def _replaced(plan: Plan) -> str:
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
-    most = f"{words.plural(plan.job.max_restarts, 'dead role')} replaced at most"
+    most = f"{wording.plural(plan.job.max_restarts, 'dead role')} replaced at most"
     if plan.groups:
         return f"{most}, each sends the run back to its last checkpoint"
     if plan.job.replicas:
@@ -98,7 +99,7 @@ def _replaced(plan: Plan) -> str:
 def _roles(plan: Plan, facts: ModelFacts) -> "Table":
     from rich.table import Table
 
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("role", no_wrap=True)
@@ -108,13 +109,13 @@ def _roles(plan: Plan, facts: ModelFacts) -> "Table":
     total = sum(nbytes for _, nbytes in facts.shards)
     for role in plan.roles:
         if role.role == "worker":
-            size = words.size(facts.nbytes)
+            size = wording.size(facts.nbytes)
             holds = f"{size} of gradients"
             holds += "; reads parameters in place" if plan.in_place else f", {size} of parameters"
         elif role.rank < len(facts.shards):
             slices, nbytes = facts.shards[role.rank]
-            share = words.percent(nbytes / max(1, total))
-            holds = f"{words.plural(slices, 'slice')}, {words.size(nbytes)} ({share})"
+            share = wording.percent(nbytes / max(1, total))
+            holds = f"{wording.plural(slices, 'slice')}, {wording.size(nbytes)} ({share})"
         else:
             holds = "nothing: the model has too few slices"
         table.add_row(role.name, role.host, str(role.threads), holds)
@@ -128,23 +129,23 @@ def _balance(shares: list[int]) -> str:
 
 
 def _data(plan: Plan, facts: ModelFacts) -> str:
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     if facts.samples is None:
         return "an iterable data set: its length is not known, each worker reads its own"
-    text = f"{words.plural(facts.samples, 'sample')} per epoch"
+    text = f"{wording.plural(facts.samples, 'sample')} per epoch"
     steps = facts.steps_per_epoch(plan.job.workers)
     if steps is None or facts.batch_size is None:
         return text
     about = "" if plan.mode.by_round else "about "
-    text += f" in batches of {words.count(facts.batch_size)}: "
-    return f"{text}{about}{words.plural(steps, 'step')} per worker and epoch"
+    text += f" in batches of {wording.count(facts.batch_size)}: "
+    return f"{text}{about}{wording.plural(steps, 'step')} per worker and epoch"
 
 
 def _exchange(plan: Plan, facts: ModelFacts) -> str:
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
-    size = words.size(facts.nbytes)
+    size = wording.size(facts.nbytes)
     if plan.mode.serverless:
         how = "through shared memory" if plan.shares_memory else "over TCP (gloo)"
         return f"{size} of gradients per worker and step, averaged among the workers {how}"
@@ -162,17 +163,17 @@ def _exchange(plan: Plan, facts: ModelFacts) -> str:
         text = f"{carrier}: {size} of gradients, compressed by {job.compress}, and parameters ({replies})"
         text += " per worker and step"
     else:
-        both = words.size(2 * facts.nbytes)
+        both = wording.size(2 * facts.nbytes)
         text = f"{carrier}: {both} sent per worker and step ({size} gradients, {size} parameters)"
     if transfer.overlap:
         text += "; gradients leave during backward"
     if transfer.prefetch:
-        text += f"; replies awaited {words.plural(transfer.prefetch, 'step')} later"
+        text += f"; replies awaited {wording.plural(transfer.prefetch, 'step')} later"
     return text
 
 
 def _memory(plan: Plan, facts: ModelFacts) -> str:
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     needed = BASE_BYTES + len(plan.roles) * ROLE_BYTES
     needed += model_bytes(
@@ -181,20 +182,20 @@ def _memory(plan: Plan, facts: ModelFacts) -> str:
         in_place=plan.in_place,
         shares_memory=plan.shares_memory,
     )
-    text = f"{words.size(needed)} for all roles, and what the optimizer's state and the activations take"
+    text = f"{wording.size(needed)} for all roles, and what the optimizer's state and the activations take"
     limit = read_limits().memory
     if limit is None:
         return text
-    text += f"; {words.size(limit.left)} are left here ({limit.source})"
+    text += f"; {wording.size(limit.left)} are left here ({limit.source})"
     if needed > limit.left:
         text += f": too little. Use fewer workers. {limit.remedy}"
     return text
 
 
 def _checkpoints(job: Job) -> str:
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     if not job.checkpoint_every:
         return "one, at the end"
-    every = words.plural(job.checkpoint_every, "update")
+    every = wording.plural(job.checkpoint_every, "update")
     return f"every {every} and at the end; the last {job.keep_checkpoints} stay"

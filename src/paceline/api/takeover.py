@@ -13,7 +13,7 @@ from paceline.engines import Handover, LocalEngine
 from paceline.engines.streams import log_to
 from paceline.exceptions import RoleFailed
 from paceline.observe import RunStatus
-from paceline.observe.output import Piece
+from paceline.observe.record.output import OutputPiece
 from paceline.plan import Plan
 
 __all__ = ["take_over"]
@@ -31,7 +31,7 @@ def take_over(handover: Handover) -> int:
     plan = Plan.from_json(record["plan"])
     said = 0
 
-    def watch(status: RunStatus, pieces: list[Piece]) -> None:
+    def watch(status: RunStatus, pieces: list[OutputPiece]) -> None:
         nonlocal said
         for message in status.messages[said:]:
             log.info("%s", message)

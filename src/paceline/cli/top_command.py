@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 
 if TYPE_CHECKING:
-    from paceline.control.rundir import RunDirectory
     from paceline.observe import RunStatus
 
 __all__ = ["top"]
@@ -22,7 +21,7 @@ _ENDINGS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stoppe
 
 
 def top(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     once: Annotated[bool, typer.Option("--once", help="Show one picture and stop.")] = False,
 ) -> None:
     """Watch a run: every worker's and server's progress, time, bytes, CPU and memory.
@@ -31,11 +30,11 @@ def top(
 
     [dim]paceline top last[/dim]
     """
-    from paceline.control.rundir import find_run
+    from paceline.api.runs import find_run, run_status
     from paceline.observe import Progress
 
     found = find_run(run)
-    status = _status(found)
+    status = run_status(found)
     if once:
         _print(status)
     else:
@@ -47,13 +46,13 @@ def top(
                     if status.ended or status.state == "crashed":
                         break
                     time.sleep(POLL_S)
-                    status = _status(found, status)
+                    status = run_status(found, status)
             except KeyboardInterrupt:
                 progress.close()
                 typer.echo(f"Run {found.id} goes on.")
                 return
     if status.state == "crashed":
-        options.note(
+        parameters.note(
             f"run {found.id} crashed: its controller is gone, and this is what it wrote last. "
             f"`paceline logs {found.id}` shows the logs, `paceline resume {found.id}` goes on from its last "
             "checkpoint"
@@ -62,32 +61,11 @@ def top(
         typer.echo(f"Run {found.id} has ended: it {_ENDINGS[status.state]}.")
 
 
-def _status(run: "RunDirectory", before: "RunStatus | None" = None) -> "RunStatus":
-    """What the run says of itself, and `crashed` if nobody is left to say it."""
-    from paceline.exceptions import UsageError
-    from paceline.observe import RunStatus
-
-    # Asked first: a run that ends between the two is then seen to have ended.
-    state = run.state()
-    data = run.read_status()
-    if not data and before is not None:
-        return before
-    try:
-        status = RunStatus.from_json(data)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{run.path / 'status.json'} cannot be understood ({error}): another version of Paceline wrote it"
-        ) from error
-    if state == "crashed" and not status.ended:
-        status.state = state
-    return status
-
-
 def _print(status: "RunStatus") -> None:
     from rich.console import Console
 
-    from paceline.observe.display import picture
-    from paceline.observe.window import Window
+    from paceline.observe.analyse.window import Window
+    from paceline.observe.show.display import picture
 
     console = Console(highlight=False)
     window = Window(1.0)

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 
 __all__ = ["trace"]
 
 
 def trace(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     out: Annotated[
         Path,
         typer.Argument(help="The file to write: .json, or .json.gz to be compressed.", show_default=False),
@@ -30,15 +30,12 @@ def trace(
 
     [dim]paceline trace last trace.json.gz --steps 100:120[/dim]
     """
-    from paceline.control.rundir import find_run
-    from paceline.observe import words
-    from paceline.observe.run_data import RunData
-    from paceline.observe.trace import Steps, write_trace
+    from paceline.api.reports import write_run_trace
+    from paceline.api.runs import find_run
+    from paceline.observe.analyse import wording
 
-    wanted = Steps.parse(steps) if steps is not None else None
-    data = RunData(find_run(run).path)
-    number = write_trace(data, out, wanted)
-    for lack in data.missing:
-        options.note(lack)
-    size = words.size(out.stat().st_size)
-    typer.echo(f"{out}: {words.plural(number, 'span')}, {size}. Open it at https://ui.perfetto.dev")
+    written = write_run_trace(find_run(run), out, steps)
+    for lack in written.missing:
+        parameters.note(lack)
+    size = wording.size(out.stat().st_size)
+    typer.echo(f"{out}: {wording.plural(written.spans, 'span')}, {size}. Open it at https://ui.perfetto.dev")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.cli.arguments import change_arguments
 from paceline.exceptions import UsageError
 
@@ -22,15 +22,15 @@ _ARGS = typer.Argument(
 _REPLACE_ARGS = typer.Option("--replace-args", help="What is behind -- are all of the script's arguments.")
 
 
-@options.takes_job_options("resume")
+@parameters.takes_job_options("resume")
 def resume(
     ctx: typer.Context,
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     args: Annotated[list[str] | None, _ARGS] = None,
     *,
-    output: Annotated[str, options.OUTPUT] = "worker:0",
+    output: Annotated[str, parameters.OUTPUT] = "worker:0",
     replace_args: Annotated[bool, _REPLACE_ARGS] = False,
-    quiet: Annotated[bool, options.QUIET] = False,
+    quiet: Annotated[bool, parameters.QUIET] = False,
     **_: Any,
 ) -> None:
     """Go on with a run from its last good checkpoint.
@@ -42,33 +42,26 @@ def resume(
 
     [dim]paceline resume last -- --epochs 20[/dim]
     """
-    from paceline.control.rundir import find_run
-    from paceline.observe.output import parse_shown
+    from paceline import api
+    from paceline.api.jobs import resumable
+    from paceline.observe.record.output import parse_shown
 
-    found = find_run(run)
-    job = found.read_job()
-    if found.alive():
-        raise found.refusal()
-    if job.script is None:
-        raise UsageError(
-            f"run {found.id} was started by paceline.fit() from Python, so there is no script to "
-            f"start again; go on with it there: paceline.fit(…, resume={found.id!r})"
-        )
+    found = resumable(run)
+    job = found.job
     shown = parse_shown(output, ctx.params["workers"] or job.workers)
-    overrides = options.settings_from(ctx.params)
+    overrides = parameters.settings_from(ctx.params)
     if args or replace_args:
         overrides["args"] = _changed(job.args, args or [], replace=replace_args)
     _go_to(found.started_in)
 
-    from paceline import api
     from paceline.cli.outcome import finish
     from paceline.observe import Progress
 
     with Progress(quiet=quiet, shown=shown) as progress:
         status = api.resume_run(
-            found,
+            found.run,
             overrides,
-            command=options.command_line(),
+            command=parameters.command_line(),
             progress=progress,
             lasting=True,
         )
@@ -82,10 +75,10 @@ def _changed(before: Sequence[str], given: Sequence[str], *, replace: bool) -> t
     else:
         now, different = change_arguments(before, given)
     if tuple(before) == now:
-        options.note("the script's arguments are the same as before")
+        parameters.note("the script's arguments are the same as before")
     else:
         gets = shlex.join(now) or "no arguments"
-        options.note(f"the script's arguments change: {'; '.join(different)}. It gets: {gets}")
+        parameters.note(f"the script's arguments change: {'; '.join(different)}. It gets: {gets}")
     return now
 
 
@@ -100,4 +93,4 @@ def _go_to(directory: Path) -> None:
             f"the run was started in {directory}, which cannot be entered now: "
             f"{error.strerror or error}. The script's relative paths mean that directory"
         ) from error
-    options.note(f"working in {directory}, where the run was started")
+    parameters.note(f"working in {directory}, where the run was started")

@@ -2,17 +2,18 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 
 if TYPE_CHECKING:
-    from paceline.control.rundir import RunDirectory
-    from paceline.observe.run_data import RunData
+    from paceline.api.runs import RunDirectory
+    from paceline.observe.analyse.run_data import RunData
 
 __all__ = ["metrics"]
 
@@ -26,7 +27,7 @@ _COLUMNS = (
 
 
 def metrics(
-    run: Annotated[str, options.RUN],
+    run: Annotated[str, parameters.RUN],
     csv: Annotated[
         str | None,
         typer.Option(
@@ -70,13 +71,12 @@ def metrics(
 
     [dim]paceline metrics last --tensorboard runs/[/dim]
     """
-    from paceline.control.rundir import find_run
-    from paceline.observe import exports
-    from paceline.observe.run_data import RunData
+    from paceline.api.runs import find_run, load_run, prometheus_page
+    from paceline.observe.show import exports
 
     address = _address(serve) if serve is not None else None
     found = find_run(run)
-    data = RunData(found.path)
+    data = load_run(found)
     if csv is not None:
         _write_csv(csv, data)
     if tensorboard is not None:
@@ -90,11 +90,11 @@ def metrics(
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         typer.echo(f"MLflow has run {found.id} as {exports.to_mlflow(data, mlflow)} at {mlflow}")
     if prometheus is not None:
-        _write(prometheus, _page(found))
+        _write_page(prometheus, found)
     if address is not None:
-        _serve(found, *address)
+        _serve(found.id, lambda: prometheus_page(found), *address)
     elif csv is None and tensorboard is None and mlflow is None and prometheus is None:
-        _show(data, found)
+        _show(data, found.id)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -104,16 +104,8 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-def _page(run: "RunDirectory") -> str:
-    from paceline.observe import RunStatus, exports
-
-    status = RunStatus.from_json(run.read_status())
-    status.state, status.run_id = run.state(), run.id
-    return exports.prometheus(status)
-
-
 def _write_csv(to: str, data: "RunData") -> None:
-    from paceline.observe.exports import to_csv
+    from paceline.observe.show.exports import to_csv
 
     if to == "-":
         to_csv(data, sys.stdout)
@@ -126,40 +118,39 @@ def _write_csv(to: str, data: "RunData") -> None:
     typer.echo(f"{to}: {number:,} values")
 
 
-def _write(to: str, text: str) -> None:
-    if to == "-":
-        typer.echo(text, nl=False)
-        return
-    from paceline.storage.atomic import write_text_atomically
+def _write_page(to: str, run: "RunDirectory") -> None:
+    from paceline.api.runs import prometheus_page, write_prometheus_page
 
+    if to == "-":
+        typer.echo(prometheus_page(run), nl=False)
+        return
     try:
-        # Whole or not at all: a textfile collector may read it at any time.
-        write_text_atomically(Path(to), text)
+        write_prometheus_page(run, Path(to))
     except OSError as error:
         raise UsageError(f"--prometheus {to}: {error.strerror or error}") from error
 
 
-def _serve(run: "RunDirectory", host: str, port: int) -> None:
-    from paceline.observe.exports import MetricsServer
+def _serve(run_id: str, page: Callable[[], str], host: str, port: int) -> None:
+    from paceline.observe.show.exports import MetricsServer
 
-    with MetricsServer(lambda: _page(run), host, port) as server:
-        typer.echo(f"http://{host}:{server.server_port}/metrics serves run {run.id} until Ctrl-C")
+    with MetricsServer(page, host, port) as server:
+        typer.echo(f"http://{host}:{server.server_port}/metrics serves run {run_id} until Ctrl-C")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo()
 
 
-def _show(data: "RunData", run: "RunDirectory") -> None:
+def _show(data: "RunData", run_id: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.observe import words
+    from paceline.observe.analyse import wording
 
     frame = data.metrics
     if frame.empty:
-        typer.echo(f"Run {run.id} has no metrics. A script logs them:  paceline.log(loss=0.3)")
+        typer.echo(f"Run {run_id} has no metrics. A script logs them:  paceline.log(loss=0.3)")
         return
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -173,17 +164,17 @@ def _show(data: "RunData", run: "RunDirectory") -> None:
         values = part["value"]
         cells = {
             "worker": str(worker),
-            "values": words.count(len(part)),
-            "step": words.count(part["step"].iloc[-1]),
-            "first": words.metric(float(values.iloc[0])),
-            "lowest": words.metric(float(values.min())),
-            "highest": words.metric(float(values.max())),
-            "last": words.metric(float(values.iloc[-1])),
+            "values": wording.count(len(part)),
+            "step": wording.count(part["step"].iloc[-1]),
+            "first": wording.metric(float(values.iloc[0])),
+            "lowest": wording.metric(float(values.min())),
+            "highest": wording.metric(float(values.max())),
+            "last": wording.metric(float(values.iloc[-1])),
         }
         table.add_row(Text(str(name)), *(cells[title] for title in shown))
     console.print(table)
     if left_out := data.left_out.get("metrics"):
-        console.print(f"{words.count(left_out)} logged values are not kept (--records-mb, or a full disk).")
+        console.print(f"{wording.count(left_out)} logged values are not kept (--records-mb, or a full disk).")
     for text in data.missing:
         if "values" in text:
             console.print(Text(f"missing: {text}", style="yellow"))

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.comm import certificates
-from paceline.comm.tls import ROLES
+from paceline.plan.security import CERTIFICATE_DAYS
 
 __all__ = ["certs"]
 
@@ -28,7 +27,7 @@ def certs(
             "--role", metavar="ROLE", help="Only for controller, server or worker.", show_default="all three"
         ),
     ] = None,
-    days: Annotated[int, typer.Option("--days", metavar="N", help="How long they last.")] = certificates.DAYS,
+    days: Annotated[int, typer.Option("--days", metavar="N", help="How long they last.")] = CERTIFICATE_DAYS,
     hosts: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +44,9 @@ def certs(
 
     [dim]paceline certs certs/ --run train && paceline run --certs certs/ --link tcp train.py[/dim]
     """
-    written = certificates.make_directory(directory, run, roles=roles or ROLES, days=days, hosts=hosts or ())
+    from paceline.api.certifying import ROLES, make_certificates
+
+    written = make_certificates(directory, run, roles=roles or ROLES, days=days, hosts=hosts or ())
     names = ", ".join(path.name for path in written if path.suffix == ".pem")
     last = "1 day" if days == 1 else f"{days} days"
     typer.echo(f"Wrote {names} and their keys to {directory}, for run {run}; good for {last}.")

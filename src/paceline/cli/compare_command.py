@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.exceptions import UsageError
 
 __all__ = ["compare"]
@@ -18,7 +18,7 @@ def compare(
             metavar="RUN RUN …",
             help="Two runs or more: ids, beginnings of ids, directories, or [b]last[/b].",
             show_default=False,
-            autocompletion=options.complete_run,
+            autocompletion=parameters.complete_run,
         ),
     ],
     html: Annotated[
@@ -47,15 +47,11 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.control.rundir import find_run
-    from paceline.observe import comparison
-    from paceline.observe.run_data import RunData
+    from paceline.api.reports import compared_runs
+    from paceline.observe.analyse import comparison
+    from paceline.observe.show import comparison_page
 
-    found = [find_run(run) for run in runs]
-    if twice := {run.id for run in found if sum(run.path == other.path for other in found) > 1}:
-        raise UsageError(f"{', '.join(sorted(twice))} is there twice: name different runs")
-    compared = [comparison.ComparedRun.of(RunData(run.path), run.state()) for run in found]
-    columns = comparison.columns_of(compared, group=group)
+    columns = comparison.columns_of(compared_runs(runs), group=group)
     names = comparison.column_names(columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("", style="dim", no_wrap=True)
@@ -82,7 +78,7 @@ def compare(
             console.print(Text(f"{name}: missing: {text}", style="yellow"))
     if html is not None:
         try:
-            comparison.write_comparison(columns, html)
+            comparison_page.write_comparison(columns, html)
         except OSError as error:
             raise UsageError(
                 f"--html {html} cannot be written: {error.strerror or error}. Name a file in a directory "
