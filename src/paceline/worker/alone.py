@@ -14,7 +14,7 @@ from paceline.core.leases import LeaseBook
 from paceline.exceptions import UsageError
 from paceline.params import use_fused
 from paceline.worker.epochs import RemainingEpochs
-from paceline.worker.exchange.client import Grant
+from paceline.worker.exchange.grants import Grant
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
 from paceline.worker.plain_copies import copy_plainly
 from paceline.worker.prepared import Prepared

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from paceline.exceptions import UsageError
-from paceline.worker.exchange.client import Grant
+from paceline.worker.exchange.grants import Grant
 from paceline.worker.orders import EpochOrders, Order, Ranges, seed_of
 from paceline.worker.randomness import Apart, part_generator
 from paceline.worker.whole_batches import WholeBatches, as_read

@@ -28,8 +28,8 @@ from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptE
 from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.spans import recorder_of
 from paceline.observe.values import ValueWriter, steps_of
-from paceline.worker.exchange.client import Client
-from paceline.worker.exchange.pipeline import PipelinedClient
+from paceline.worker.exchange.entry import Entry
+from paceline.worker.exchange.server_links import LinkSettings
 from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
 from paceline.worker.session import RunSession, enter_session
 
@@ -129,28 +129,23 @@ def run_worker(
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
         return frame
 
-    def reach_servers() -> Client:
+    settings = LinkSettings(
+        rank=config.rank,
+        incarnation=config.incarnation,
+        secret=secret,
+        link=config.link,
+        deadline_s=config.deadline_s,
+        patience_s=config.patience_s,
+        transfer=transfer,
+        worker_threads=config.workers * config.threads,
+        seed=config.seed,
+    )
+
+    def reach_servers() -> Entry:
         frame = hear_start()
         lead = field(frame.body, "lead", int)
         address = Address.from_json(field(frame.body, "servers", dict)[str(lead)])
-        make: Callable[..., Client] = Client
-        if transfer.pipelined:
-            make = functools.partial(PipelinedClient, spans=spans)
-        return make(
-            rank=config.rank,
-            incarnation=config.incarnation,
-            worker_threads=config.workers * config.threads,
-            lead=lead,
-            address=address,
-            secret=secret,
-            link=config.link,
-            mode=parse_mode(config.mode),
-            deadline_s=config.deadline_s,
-            patience_s=config.patience_s,
-            transfer=transfer,
-            seed=config.seed,
-            lane=spans.main,
-        )
+        return Entry(settings, parse_mode(config.mode), lead=lead, address=address, spans=spans)
 
     ledger = LedgerKeeper(
         None if config.ledger_in is None else Path(config.ledger_in),

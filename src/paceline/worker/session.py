@@ -48,10 +48,12 @@ from paceline.worker.checkpoint_part import (
 from paceline.worker.collective_calls import Collectives
 from paceline.worker.early_end import EarlyEnd
 from paceline.worker.epochs import EpochCounter, RemainingEpochs
-from paceline.worker.exchange.client import Adopted, Client, Grant
+from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.encoders import follow_settings, lay_out, without_momentum
+from paceline.worker.exchange.entry import Adopted, Entry, Offer
 from paceline.worker.exchange.free_exchange import FreeExchange
-from paceline.worker.exchange.pipeline import PipelinedClient
+from paceline.worker.exchange.grants import Grant
+from paceline.worker.exchange.pipeline import PipelinedExchange
 from paceline.worker.gate import guard_parameters
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
 from paceline.worker.optimizer_side import Incomplete, OptimizerSide, incomplete
@@ -102,7 +104,7 @@ class RunSession(Session):
     def __init__(
         self,
         *,
-        reach_servers: Callable[[], Client],
+        reach_servers: Callable[[], Entry],
         controller: Connection,
         rank: int,
         world_size: int,
@@ -168,8 +170,9 @@ class RunSession(Session):
         """What the script kept, to be put back once more when it is through with finished epochs."""
         self._hooks: list[Any] = []
         self._watched: list[nn.Module] = []
-        self._reached = False
-        """Whether `_client` is there to offer something."""
+        self._entry: Entry | None = None
+        """Where to offer what is prepared."""
+        self.client: Client
         self.schedules = Schedules(self)
         self.kept.paces = self.schedules.paces
         self._read_before = 0
@@ -209,14 +212,19 @@ class RunSession(Session):
         self._objects += objects
         self._calls += 1
         spec, data = self._lay_out(got)
-        if not self._reached:
-            self._client = self._reach_servers()
-            self._reached = True
-        adopted = self._client.offer(
-            self._layout, spec, data, [*self._models.state()], self._weights, len(self._models), self._calls
+        if self._entry is None:
+            self._entry = self._reach_servers()
+        offer = Offer(
+            layout=self._layout,
+            spec=spec,
+            data=data,
+            state_keys=[*self._models.state()],
+            models=len(self._models),
+            calls=self._calls,
         )
-        if adopted.complete:
-            self._join(got, adopted)
+        adopted = self._entry.offer(offer, self._weights)
+        if adopted is not None:
+            self._join(got, self._entry, adopted)
         else:  # the run was prepared by more calls than this worker has made
             for side in self._sides:
                 make_exchanging(side.optimizer, Incomplete(self._calls))
@@ -260,16 +268,16 @@ class RunSession(Session):
             _check_has_epochs(self.mode, data)
         return spec, data
 
-    def _join(self, got: Prepared, adopted: Adopted) -> None:
+    def _join(self, got: Prepared, entry: Entry, adopted: Adopted) -> None:
         """Start from what the run has, and train with it from here on."""
-        self.mode = self._client.mode = parse_mode(adopted.mode)
+        self.mode = adopted.mode
         extras = {k: v for k, v in adopted.tensors.items() if not k.startswith(OWN_PARTS)}
         load_extras(self._models, extras, self._trained)
         self._start = adopted.epoch
         self._kept_again = {k: v for k, v in adopted.tensors.items() if k.startswith(SCRIPT)}
         self.kept.put_back(self._kept_again)
         # What the script loads until it is in an epoch of its own is older than what the run has.
-        self._replaying = adopted.resumed or self._client.incarnation > 0
+        self._replaying = adopted.resumed or entry.links.settings.incarnation > 0
         if adopted.resumed:
             self._resume = adopted.tensors
             self._skipping = adopted.epoch
@@ -280,11 +288,11 @@ class RunSession(Session):
             ):  # while its class is the script's: kernels are tried with one of that class
                 use_fused(side.optimizer)
             make_exchanging(side.optimizer, side)
-        self._take_memory(self._layout, self._parameters, local_steps)
+        self._take_memory(entry, adopted, self._layout, self._parameters, local_steps)
         if self._joined_at is None:  # and not when it prepares more
-            self._joined_at = self._client.version
+            self._joined_at = self.client.version
             part_ways(self._seed, self.rank, self._joined_at)
-        if not adopted.resumed and self._client.version > 0:
+        if not adopted.resumed and self.client.version > 0:
             self.schedules.join_late(self.kept.found_paces)
         self._sent_settings: list[Any] = []
         if adopted.resumed:
@@ -302,7 +310,7 @@ class RunSession(Session):
         for model in got.models:
             offer_no_sync(model)
             self._hooks.append(model.register_load_state_dict_post_hook(self._make_load_hook()))
-        self._ending = EarlyEnd(self._client, self._group, has_loader=got.loader is not None)
+        self._ending = EarlyEnd(self.client, self._group, has_loader=got.loader is not None)
         if self._group is None:  # without one of its members a group goes back to a checkpoint
             self._buffers = BufferSchedule(self._models, self._trained, workers=self.world_size)
         self._joined, self._begun = True, False
@@ -333,9 +341,9 @@ class RunSession(Session):
         if self._free is not None:
             self._free.stop()
             self._free = None
-        self._client.settle()
-        self._client.bye(comes_back=True)
-        self._reached = False
+        self.client.settle()
+        self.client.bye(comes_back=True)
+        self._entry = None
         for side in self._sides:
             if isinstance(side.stepper, GradientStepper):
                 side.stepper.gradients.release()
@@ -398,17 +406,22 @@ class RunSession(Session):
             )
 
     def _take_memory(
-        self, layout: Layout, parameters: list[nn.Parameter], local_steps: Sequence[Callable[[], Any]]
+        self,
+        entry: Entry,
+        adopted: Adopted,
+        layout: Layout,
+        parameters: list[nn.Parameter],
+        local_steps: Sequence[Callable[[], Any]],
     ) -> None:
         """Join, and let parameters and what is pushed be views of the memory shared with the servers."""
         device = parameters[0].device
         on_host = device.type == "cpu"
-        if self._group_links is not None:
-            self._client.greeting = {"listens": self._group_links.address}
-        self._slot, self._fresh = self._client.attach(in_place=on_host)
-        self._samples, self._together = int(self._client.welcome.get("samples", 0)), 0
-        self._done = self._client.welcome.get("done")
-        if self.mode.needs_memory and not self._client.in_place:
+        greeting = None if self._group_links is None else {"listens": self._group_links.address}
+        self.client = entry.attach(adopted, in_place=on_host, greeting=greeting)
+        self._slot, self._fresh = self.client.memory.gradients, self.client.parameters
+        self._samples, self._together = int(self.client.news.welcome.get("samples", 0)), 0
+        self._done = self.client.news.welcome.get("done")
+        if self.mode.needs_memory and not self.client.in_place:
             where = "this worker reaches the servers over TCP" if on_host else f"the model is on {device}"
             raise UsageError(
                 f"mode {self.mode} lets all workers write into one memory of their host, and {where}. Keep "
@@ -420,12 +433,12 @@ class RunSession(Session):
             base = self._fresh.to(device)
             _pin(self._slot)
             _pin(self._fresh)
-        self.mode = self._client.mode
+        self.mode = self.client.news.mode
         if self._group_links is not None:
             self._join_group(self._group_links, slot, base, local_steps[0])
             return
         near = base
-        if self.mode.local and not self._client.in_place:
+        if self.mode.local and not self.client.in_place:
             if base is self._fresh and len(self._sides) > 1:
                 base = base.clone()  # what an optimizer fetches must not change what another one started from
             near = base.clone()
@@ -435,12 +448,12 @@ class RunSession(Session):
             side.stepper = make_stepper(
                 self.mode, side.layout, self._memory, side.parameters, side.optimizer, local_step
             )
-            side.version = self._client.version
+            side.version = self.client.version
         self._guard.accept()
-        if isinstance(self._client, PipelinedClient):
-            self._hide_exchanges(self._client)
+        if self.client.pipeline is not None:
+            self._hide_exchanges(self.client.pipeline)
         if self.mode.name == "dogwild":
-            self._client.lane = self._spans.lane("exchange")
+            self.client.links.lane = self._spans.lane("exchange")
             self._free = FreeExchange(self._flush)
 
     def _join_group(
@@ -453,13 +466,13 @@ class RunSession(Session):
             mine = GroupMemory.of(Region.create(2 * layout.nbytes), layout, device)
             mine.near.copy_(base)
         else:
-            mine = GroupMemory(self._client.region, slot, self._slot, base, self._fresh)
+            mine = GroupMemory(self.client.memory.region, slot, self._slot, base, self._fresh)
         self._memory = StepperMemory(slot, base, mine.near)
         bind(self._parameters, tensor_views(mine.near, layout))
         self._group = Group(
             links.ranks,
             links.rank,
-            links.meet(self._client.welcome.get("group")),
+            links.meet(self.client.news.welcome.get("group")),
             region=mine.region,
             layout=layout,
             deadline_s=links.deadline_s,
@@ -479,7 +492,7 @@ class RunSession(Session):
         )
         self._guard.accept()
 
-    def _hide_exchanges(self, client: PipelinedClient) -> None:
+    def _hide_exchanges(self, client: PipelinedExchange) -> None:
         """Let gradients leave, and parameters come, while the script computes."""
         if self._transfer.leaves_early and self.mode.payload == "gradient":
             got = client.watch(self._memory.slot)
@@ -498,8 +511,8 @@ class RunSession(Session):
 
     def _load_local(self, tensors: dict[str, Tensor]) -> None:
         """After a resume: what this worker alone has of the state."""
-        if self._client.encoders is not None:
-            dropped = self._client.encoders.load(
+        if self.client.payloads.encoders is not None:
+            dropped = self.client.payloads.encoders.load(
                 {k.removeprefix("encoder:"): v for k, v in tensors.items() if k.startswith("encoder:")}
             )
             if dropped is not None:
@@ -550,14 +563,14 @@ class RunSession(Session):
         self._lane.enter(phase)
         if self._reporter.due:
             self._report()
-            self._guard.check_pages(self._client.private_pages())
+            self._guard.check_pages(self.client.private_pages())
         if self._buffers is not None and self._buffers.due:
             self._send_buffers(self._buffers)
         if self.kept.due:
             self._send_kept()
         self._spans.begin_step(self._clock)
         protection.begin_step(self._clock)
-        if self._client.leave_due:
+        if self.client.news.leave_due:
             raise SystemExit(0)  # the script ends here; `finish` says goodbye
         self._ending.stepped()
 
@@ -582,7 +595,7 @@ class RunSession(Session):
         """Faults on purpose, at this step."""
         for kind in self._faults.at(self._clock + 1):
             if kind in OF_FRAMES:
-                self._client.damage_next(kind, self._clock)
+                self.client.links.damage_next(kind, self._clock)
                 continue
             for p in side.parameters:
                 if p.grad is not None:
@@ -596,26 +609,26 @@ class RunSession(Session):
             if request.carries == "slot":
                 self._to_host(side)
         kind = Kind.PUSH if request.push else Kind.PULL
-        self._client.exchange(kind, fetch=request.fetch, **body)
-        self._traffic.exchanged(self._client, self.mode, request, side.layout)
+        self.client.exchange(kind, fetch=request.fetch, **body)
+        self._traffic.exchanged(self.client, self.mode, request, side.layout)
         self._follow_mode()
         if request.fetch:
-            side.version = self._client.version
-            if not self._client.arrives_late:
+            side.version = self.client.version
+            if not self.client.arrives_late:
                 self._from_host(side)
 
     def _follow_mode(self) -> None:
         """The run was switched: the parameters may lie elsewhere now. Only modes of one kind are switched."""
-        if self._client.mode is self.mode:
+        if self.client.news.mode is self.mode:
             return
-        self.mode = self._client.mode
-        fresh = self._client.parameters
+        self.mode = self.client.news.mode
+        fresh = self.client.parameters
         if fresh.data_ptr() == self._fresh.data_ptr():
             return
         if self._memory.base is self._fresh:
             self._memory = StepperMemory(self._memory.slot, fresh, fresh)
             bind(self._parameters, tensor_views(fresh, self._layout))
-            self._client.forget_private_writes()
+            self.client.forget_private_writes()
             for side in self._sides:
                 side.stepper.memory = self._memory
             self._guard.accept()
@@ -672,8 +685,8 @@ class RunSession(Session):
 
     def _settings_changed(self) -> bool:
         """Whether a setting differs from what was sent last. Every step asks, so it must be cheap."""
-        if self._client.encoders is not None and self._client.encoders.spec.has_momentum:
-            self._client.encoders.use_momentum(
+        if self.client.payloads.encoders is not None and self.client.payloads.encoders.spec.has_momentum:
+            self.client.payloads.encoders.use_momentum(
                 [group for side in self._sides for group in side.optimizer.param_groups]
             )
             for side in self._sides:
@@ -718,8 +731,8 @@ class RunSession(Session):
         """Make the servers take over the model's present parameters."""
         if not self._joined:
             return  # the run's are newer, and come when it joins
-        if self._client.arrives_late:
-            self._client.settle()
+        if self.client.arrives_late:
+            self.client.settle()
         if self._group is not None and not self._replaying:
             self._group.meet("assigns its model's parameters")
             self._assign()
@@ -736,8 +749,8 @@ class RunSession(Session):
         if self._group is not None and not (self._group.is_root or self._replaying):
             pass  # the root's parameters count, and come with the next share
         elif self._replaying:
-            self._client.exchange(Kind.PULL)
-            self._client.settle()
+            self.client.exchange(Kind.PULL)
+            self.client.settle()
         else:
             with torch.no_grad():
                 views = tensor_views(self._memory.slot, self._layout)
@@ -745,12 +758,12 @@ class RunSession(Session):
                     view.copy_(p)
             self._check_finite(self._memory.slot, "when it was assigned or loaded")
             self._to_host()
-            self._client.exchange(Kind.ASSIGN)
-        self._client.forget_private_writes()
+            self.client.exchange(Kind.ASSIGN)
+        self.client.forget_private_writes()
         self._from_host()
         bind(self._parameters, tensor_views(self._memory.near, self._layout))
         for side in self._sides:
-            side.version = self._client.version
+            side.version = self.client.version
             side.stepper.overwritten()
         self._guard.accept()
 
@@ -759,21 +772,21 @@ class RunSession(Session):
         """Within, the model has the run's parameters, not the worker's own."""
         self._require_joined()
         if self._memory.near is self._memory.base:
-            if not (self._client.arrives_late or self.mode.serverless):  # there they are here, and only here
-                self._client.settle()
+            if not (self.client.arrives_late or self.mode.serverless):  # there they are here, and only here
+                self.client.settle()
                 self._from_host()
             yield
             return
         with self._link:
             # The next push is measured from what was fetched for training: that stays as it is.
-            fetched, version = self._memory.base.clone(), self._client.version
-            self._client.exchange(Kind.PULL)
+            fetched, version = self._memory.base.clone(), self.client.version
+            self.client.exchange(Kind.PULL)
             self._follow_mode()
-            self._client.settle()
+            self.client.settle()
             self._from_host()
             shown = self._memory.base.clone()
             self._memory.base.copy_(fetched)
-            self._client.version = version
+            self.client.news.version = version
         bind(self._parameters, tensor_views(shown, self._layout))
         try:
             yield
@@ -784,7 +797,7 @@ class RunSession(Session):
         """The optimizer's state_dict, with the state from where the optimizer runs."""
         if runs_here(self.mode):
             return side.optimizer.local_state()  # type: ignore[attr-defined, no-any-return]
-        book = StateBook(self._client.optimizer_state())
+        book = StateBook(self.client.optimizer_state())
         return unpack_state(book, side.infos(), side.optimizer)
 
     def load_optimizer_state(self, side: OptimizerSide, state: dict[str, Any]) -> None:
@@ -807,7 +820,7 @@ class RunSession(Session):
             state = {**state, "state": {}}
         if type(side.optimizer).__module__.startswith("torch.optim."):
             state = as_loaded(state, infos, fused=side.fused)
-        self._client.load_optimizer_state(pack_state(state, infos), side.index)
+        self.client.load_optimizer_state(pack_state(state, infos), side.index)
         for group, saved in zip(side.optimizer.param_groups, state["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k != "params"})
         self._sent_settings = []
@@ -829,25 +842,25 @@ class RunSession(Session):
             self._flush()
         if self.mode.by_epoch:
             give_back = [*give_back, *self._without_step(epoch, wait=wait)]
-        version = self._client.version
+        version = self.client.version
         # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
         with self._link:
             more = _as_told(self._account.take_skipped())
             if order:
                 more["order"] = [*order]
             carry = self._account.all_leases() if wait else ()
-            grant = self._client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more)
+            grant = self.client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more)
         self._follow_mode()
-        if self._client.version != version:
+        if self.client.version != version:
             self._traffic.fetched(self.mode)
             self._from_host()
             for side in self._sides if self.mode.local else ():
-                side.version = self._client.version
+                side.version = self.client.version
                 side.stepper.caught_up()
-        if grant.save or self._client.save_due():
+        if grant.save or self.client.save_due():
             self._relays_save = True
             self._save()
-        if self._client.leave_due and not self._account.accumulating:
+        if self.client.news.leave_due and not self._account.accumulating:
             raise SystemExit(0)
         if grant.over and not grant.leases:
             self._ledger.drew_nothing()
@@ -988,14 +1001,14 @@ class RunSession(Session):
             raise UsageError(f"paceline.{place} came before prepare(): call paceline.prepare(…) first.")
         self._require_joined()
         with self._link:
-            found = Collectives(self._client, self._group, self.rank).gather(place, text)
+            found = Collectives(self.client, self._group, self.rank).gather(place, text)
         self._follow_mode()
         return found
 
     def _save_if_asked(self) -> None:
         """A worker's part of a checkpoint is due between two batches and not in a step: what it does after
         that (a scheduler's step, say) belongs to it."""
-        if self._joined and (self._client.save_due() or self._owes_save):
+        if self._joined and (self.client.save_due() or self._owes_save):
             self._save()
 
     # --- the schedulers' side ---------------------------------------------------------------------
@@ -1012,7 +1025,7 @@ class RunSession(Session):
 
     def has_others(self) -> bool:
         """Whether there are other workers."""
-        return self.world_size > 1 or (self._joined and "others" in self._client.last_admit)
+        return self.world_size > 1 or (self._joined and "others" in self.client.news.last_admit)
 
     def follows(self) -> bool:
         """Whether the workers' steps are not the run's."""
@@ -1045,7 +1058,7 @@ class RunSession(Session):
         updates, samples = self._reached_by_now()
         planned = None if self._epochs is None else self._epochs.planned
         return RunProgress(
-            updates=max(updates, int(self._client.last_admit.get("version", 0))),
+            updates=max(updates, int(self.client.news.last_admit.get("version", 0))),
             samples=samples,
             epoch=max(self._epoch, self._start),
             fraction=fraction_done(self.place(), planned),
@@ -1055,11 +1068,11 @@ class RunSession(Session):
 
     def cut_next(self) -> int:
         """The version of a checkpoint that this step ends with, 0 if there is none."""
-        return self._client.version + 1 if self._client.cut_next else 0
+        return self.client.version + 1 if self.client.news.cut_next else 0
 
     def save_asked(self) -> bool:
         """Whether the run has asked for this member's part of a checkpoint since the last time."""
-        if self._client.save_due():
+        if self.client.save_due():
             self._owes_save = self._relays_save = True
         asked, self._relays_save = self._relays_save, False
         return asked
@@ -1072,14 +1085,14 @@ class RunSession(Session):
     def version(self, version: int | None = None) -> int:
         """The version that this member's parameters are of; set, if given."""
         if version is not None:
-            self._client.version = version
-        return self._client.version
+            self.client.news.version = version
+        return self.client.version
 
     def samples(self, samples: int | None = None) -> int:
         """Samples of the run's updates so far, as this member knows; set, if given."""
         if samples is not None:
             self._samples = samples
-        return int(self._client.last_admit.get("samples", self._samples))
+        return int(self.client.news.last_admit.get("samples", self._samples))
 
     def updated_together(self, samples: int) -> None:
         """Every member of the group has made the run's next update by itself, of so many samples."""
@@ -1097,7 +1110,7 @@ class RunSession(Session):
         if done is not None:
             self._done = done
         if self._group is None or self._group.is_root:
-            self._done = self._client.last_admit.get("done", self._done)
+            self._done = self.client.news.last_admit.get("done", self._done)
         return self._done  # a member is where its root is, also if it has heard more by itself
 
     def stop_told(self) -> bool:
@@ -1113,7 +1126,7 @@ class RunSession(Session):
     def _save(self) -> None:
         self._owes_save = False
         phase = self._lane.enter(Phase.CHECKPOINT)
-        self._client.settle()
+        self.client.settle()
         part = capture(
             self._models,
             self._trained,
@@ -1128,15 +1141,15 @@ class RunSession(Session):
         for side in self._sides:
             mine = f"{side.index}:" if side.index else ""
             part |= {f"stepper:{mine}{k}": v for k, v in side.stepper.state().items()}
-        if self._client.encoders is not None:
-            part |= {f"encoder:{k}": v for k, v in self._client.encoders.state().items()}
+        if self.client.payloads.encoders is not None:
+            part |= {f"encoder:{k}": v for k, v in self.client.payloads.encoders.state().items()}
         if runs_here(self.mode) and (self._group is None or self._group.is_root):
             for side in self._sides:
                 inner = pack_state(self.optimizer_state(side), side.infos())
                 part |= {f"inner:{k}": v for k, v in inner.items()}
         cut, self._cut = self._cut, 0
         with self._link:
-            self._client.save(part, cut)
+            self.client.save(part, cut)
         self._lane.enter(phase)
 
     def _send_buffers(self, buffers: BufferSchedule) -> None:
@@ -1154,14 +1167,14 @@ class RunSession(Session):
         """Let the run know what a worker that joins later starts from."""
         phase = self._lane.enter(Phase.CHECKPOINT)
         with self._link:
-            self._client.save(tensors, buffers=True)
+            self.client.save(tensors, buffers=True)
         self._lane.enter(phase)
 
     def progress(self) -> dict[str, int]:
         """How far the run is, as this worker knows (updates and samples applied), and its own steps."""
         if not self.prepared:
             return {}
-        known = {"version": self.version(), **self._client.last_admit, "clock": self._clock}
+        known = {"version": self.version(), **self.client.news.last_admit, "clock": self._clock}
         return {name: int(known[name]) for name in ("version", "samples", "clock") if name in known}
 
     def log(self, metrics: dict[str, float]) -> None:
@@ -1177,13 +1190,13 @@ class RunSession(Session):
         if not self._joined:
             return 0, 0
         if self.mode.serverless:  # members other than the root hear nothing from the servers
-            return int(self._client.welcome["version"]) + self._together, self._samples
-        client = self._client
-        return client.version, client.last_admit.get("samples", self._samples)
+            return int(self.client.news.welcome["version"]) + self._together, self._samples
+        client = self.client
+        return client.version, client.news.last_admit.get("samples", self._samples)
 
     def _report(self) -> None:
-        waited_s = self._client.wait_s + (self._group.waited_s if self._group is not None else 0.0)
-        self._traffic.look(self._client)
+        waited_s = self.client.wait_s + (self._group.waited_s if self._group is not None else 0.0)
+        self._traffic.look(self.client)
         self._reporter.report(self._clock, wait_s=waited_s, ledger=self._ledger.told())
 
     def _end_with_group(self, group: Group) -> None:
@@ -1204,10 +1217,10 @@ class RunSession(Session):
             self._flush()
             if self.mode.serverless and self._group is not None and self._group.is_root:
                 self._assign()  # the lead server's are those of the last checkpoint
-            self._client.settle()
+            self.client.settle()
             self._report()
             if (
-                self._skipping is None and not self._client.leave_due
+                self._skipping is None and not self.client.news.leave_due
             ):  # else it found nothing left to do, and has nothing new to keep
                 self._save()
             if self._group is not None:
@@ -1216,7 +1229,7 @@ class RunSession(Session):
             last = _as_told(self._account.take_skipped(ending=True))
             if logged := self._account.take_logged():
                 last["logged"] = logged
-            self._client.bye(last)
+            self.client.bye(last)
 
 
 def _whole(samples: Any) -> int:
