@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.collective import ring_bytes, shared_bytes
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.counting import enter_ledgers, go_on_from, resumed
 from paceline.observe.curves import _going_on
 from paceline.observe.ledger import Ledger, LedgerKeeper, Ledgers, together
 from paceline.observe.pace import pace_of
-from paceline.worker.traffic import ring_bytes, shared_bytes
 
 S = 10**9
 

@@ -31,7 +31,9 @@ from paceline.observe.values import ValueWriter, steps_of
 from paceline.worker.exchange.entry import Entry
 from paceline.worker.exchange.server_links import LinkSettings
 from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
+from paceline.worker.run_settings import RunSettings
 from paceline.worker.session import RunSession, enter_session
+from paceline.worker.telemetry import Telemetry
 
 __all__ = ["WorkerConfig", "run_worker"]
 
@@ -154,21 +156,20 @@ def run_worker(
         clock_ns=config.clock_ns,
     )
     session = RunSession(
-        reach_servers=reach_servers,
-        controller=controller,
-        rank=config.rank,
-        world_size=config.workers,
-        servers=config.servers,
-        mode=config.mode,
-        seed=config.seed,
-        optimizers=config.optimizers,
-        transfer=transfer,
-        group=_group(config, secret),
-        spans=spans,
-        values=values,
-        ledger=ledger,
-        faults=Faults.parse(config.faults),
-        tells_norms=config.tells_norms,
+        RunSettings(
+            rank=config.rank,
+            world_size=config.workers,
+            servers=config.servers,
+            mode=config.mode,
+            seed=config.seed,
+            optimizers=config.optimizers,
+            transfer=transfer,
+            tells_norms=config.tells_norms,
+            faults=Faults.parse(config.faults),
+        ),
+        reach_servers,
+        Telemetry(controller, transfer, spans, values, ledger),
+        _group(config, secret),
     )
     enter_session(session)
     session.schedules.watch()

@@ -11,17 +11,7 @@ from paceline.params import Layout
 from paceline.worker.exchange.client import Client
 from paceline.worker.steppers.stepper import Request
 
-__all__ = ["Traffic", "ring_bytes", "shared_bytes"]
-
-
-def ring_bytes(tensor_bytes: int, members: int) -> int:
-    """What every member of a ring sends, and receives, to all-reduce so many bytes: rounded down."""
-    return 2 * (members - 1) * tensor_bytes // members
-
-
-def shared_bytes(tensor_bytes: int, members: int, *, root: bool) -> tuple[int, int]:
-    """What a member gives and gets when the root gives its parameters to all others."""
-    return ((members - 1) * tensor_bytes, 0) if root else (0, tensor_bytes)
+__all__ = ["Traffic"]
 
 
 class Traffic:

@@ -8,7 +8,6 @@ they are or compressed. A PipelinedExchange (`pipeline.py`) lets them travel whi
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
@@ -22,6 +21,7 @@ from paceline.params import apart
 from paceline.worker.exchange.direct_exchange import DirectExchange
 from paceline.worker.exchange.grants import Grant, LeasesAhead
 from paceline.worker.exchange.pipeline import PipelinedExchange
+from paceline.worker.exchange.server_links import Body
 
 __all__ = ["Client", "blob_of"]
 
@@ -91,7 +91,7 @@ class Client:
         wait: bool,
         give_back: Sequence[int] = (),
         carry: Sequence[int] = (),
-        more: dict[str, Any] | None = None,
+        more: Body | None = None,
     ) -> Grant:
         """Leases of an epoch; with `wait` blocks until there are some or the epoch is over.
 
@@ -120,10 +120,10 @@ class Client:
         wait: bool,
         give_back: Sequence[int],
         carry: Sequence[int],
-        more: dict[str, Any],
+        more: Body,
     ) -> Grant:
         links, lane = self.links, self.links.lane
-        body: dict[str, Any] = {"epoch": epoch, "limit": limit, "wait": wait}
+        body: Body = {"epoch": epoch, "limit": limit, "wait": wait}
         if give_back:
             body["give_back"] = list(give_back)
         if carry:
@@ -188,7 +188,7 @@ class Client:
         reply = self._ask_together(Kind.CALL, {"place": place, "value": value}, Kind.ANSWER)
         return [str(each) for each in field(reply, "values", list)]
 
-    def _ask_together(self, kind: Kind, body: dict[str, Any], answer: Kind) -> dict[str, Any]:
+    def _ask_together(self, kind: Kind, body: Body, answer: Kind) -> Body:
         """Ask the lead a question that it may answer only when other workers have asked it, too."""
         links, lane = self.links, self.links.lane
         self.numbers.questions += 1
@@ -206,7 +206,7 @@ class Client:
             self._pull()  # into the memory of the new mode
         return reply
 
-    def _blame(self, reply: dict[str, Any]) -> None:
+    def _blame(self, reply: Body) -> None:
         """The lead says which worker it had to wait for, and how long."""
         if "on" in reply:
             self.links.lane.blame(field(reply, "on", int), field(reply, "held", float))
@@ -244,13 +244,13 @@ class Client:
             buffers: these are the present buffers alone, for workers that join; no part of a checkpoint.
         """
         blob = memoryview(blob_of(tensors))
-        body: dict[str, Any] = {"cut": cut} if cut else {}
+        body: Body = {"cut": cut} if cut else {}
         if buffers:
             body["buffers"] = True
         for link in self.links.each if self.links.replicated else [self.links.lead]:
             self._exchange.send(link, Kind.SAVED, body, [blob])
 
-    def bye(self, last: dict[str, Any] | None = None, *, comes_back: bool = False) -> None:
+    def bye(self, last: Body | None = None, *, comes_back: bool = False) -> None:
         """Leave in order: the script has ended, or the run wanted it so.
 
         Args:

@@ -14,7 +14,7 @@ from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.placements import Placements
 from paceline.worker.exchange.run_news import RequestNumbers, RunNews
-from paceline.worker.exchange.server_links import ServerLink, ServerLinks
+from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
 
 __all__ = ["DirectExchange"]
 
@@ -41,7 +41,7 @@ class DirectExchange:
         news: RunNews,
         numbers: RequestNumbers,
         *,
-        greeting: dict[str, Any],
+        greeting: Body,
         differences: DifferenceReader | None,
         spin_s: float,
         rest: Callable[[], object],
@@ -72,7 +72,7 @@ class DirectExchange:
     def _attach(self, link: ServerLink) -> None:
         settings = self.links.settings
         transfer = settings.transfer
-        body: dict[str, Any] = {
+        body: Body = {
             "fingerprint": self.memory.layout.fingerprint,
             "incarnation": settings.incarnation,
             "in_place": self.memory.may_share,
@@ -171,7 +171,7 @@ class DirectExchange:
         self._placements.become_ready()
         return self._placements.ready
 
-    def ask_lead(self, kind: Kind, body: dict[str, Any], answer: Kind) -> dict[str, Any]:
+    def ask_lead(self, kind: Kind, body: Body, answer: Kind) -> Body:
         """Ask the lead a question; if it is gone, ask the next one."""
         while True:
             lead = self.links.lead
@@ -182,7 +182,7 @@ class DirectExchange:
                 return reply
             self._regroup(fetch=False)  # between two exchanges all parameters are whole
 
-    def ask_all(self, kind: Kind, body: dict[str, Any]) -> list[bytes]:
+    def ask_all(self, kind: Kind, body: Body) -> list[bytes]:
         """The payloads of all servers' answers, which are of the same kind as the question."""
         self.settle()
         while True:
@@ -196,9 +196,7 @@ class DirectExchange:
                 return parts
             self._regroup(fetch=False)
 
-    def send(
-        self, link: ServerLink, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview] = ()
-    ) -> None:
+    def send(self, link: ServerLink, kind: Kind, body: Body, payload: Sequence[memoryview] = ()) -> None:
         """Send a frame that one server does not answer."""
         with self.links.tolerate_loss(link):
             self.links.send(link, kind, body, payload)
@@ -244,7 +242,7 @@ class DirectExchange:
                     links.send(link, Kind.PULL, message)
             self._take_admits(fetch=fetch)
 
-    def _take_parameters(self, link: ServerLink, kind: Kind) -> dict[str, Any]:
+    def _take_parameters(self, link: ServerLink, kind: Kind) -> Body:
         """Receive a reply, and read its parameters to where the model has them."""
         links, lane = self.links, self.links.lane
         frame = links.receive(link, kind)
@@ -273,7 +271,7 @@ class DirectExchange:
             return self._differences.read(link.connection, link.server, frame.body, views)
         return link.connection.read_each(views)
 
-    def blame(self, body: dict[str, Any]) -> None:
+    def blame(self, body: Body) -> None:
         """The lead says which worker it had to wait for, and how long."""
         if "on" in body:
             self.links.lane.blame(field(body, "on", int), field(body, "held", float))

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from paceline.params import Layout, bytes_of
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.payloads import Written
-from paceline.worker.exchange.server_links import ServerLinks
+from paceline.worker.exchange.server_links import Body, ServerLinks
 
 __all__ = ["EarlySlices", "StagedPushes", "slice_of"]
 
@@ -67,7 +66,7 @@ class StagedPushes:
         """A request is made: the slices that left for it. What leaves from now on belongs to the next one."""
         return set() if self._early is None else self._early.begin_anew()
 
-    def write(self, message: dict[str, Any], left: set[int]) -> Written:
+    def write(self, message: Body, left: set[int]) -> Written:
         """The slices of a push that have not left, or have changed since.
 
         Args:

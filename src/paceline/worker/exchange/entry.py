@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from safetensors.torch import load as parse_tensors
@@ -24,18 +24,28 @@ from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.pipeline import PipelinedExchange
 from paceline.worker.exchange.placements import Placements
 from paceline.worker.exchange.run_news import RequestNumbers, RunNews
-from paceline.worker.exchange.server_links import LinkSettings, ServerLinks
+from paceline.worker.exchange.server_links import Body, LinkSettings, ServerLinks
 
-__all__ = ["Adopted", "Entry", "Offer"]
+__all__ = ["Adopted", "DataFacts", "Entry", "ModelOffer"]
+
+
+class DataFacts(TypedDict, total=False):
+    """What all workers must agree on about the training data."""
+
+    stream: bool
+    """The data set is an IterableDataset, of which nothing else is known."""
+    samples: int
+    batch_size: int
+    drop_last: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class ModelOffer:
     """What a worker has prepared."""
 
     layout: Layout
     spec: OptimizerSpec
-    data: dict[str, Any] | None
+    data: DataFacts | None
     """Facts about the training data, see `data_facts`."""
     state_keys: Sequence[str]
     models: int = 1
@@ -43,9 +53,9 @@ class Offer:
     calls: int = 1
     """Number of calls of prepare() that brought them."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Body:
         """The body of an OFFER."""
-        body: dict[str, Any] = {
+        body: Body = {
             "layout": self.layout.to_json(),
             "optimizer": self.spec.to_json(),
             "data": self.data,
@@ -70,7 +80,7 @@ class Adopted:
     resumed: bool
     tensors: dict[str, Tensor]
     """Frozen parameters and buffers to start from; on a resume also `rng:` and `user:` entries."""
-    offer: Offer
+    offer: ModelOffer
     placement: Placement
     shared: Region | None
     """The servers' memory, if all of them are on this host."""
@@ -98,7 +108,9 @@ class Entry:
         self._mode = mode
         self._spans = spans
 
-    def offer(self, offer: Offer, weights: Callable[[], tuple[Tensor, dict[str, Tensor]]]) -> Adopted | None:
+    def offer(
+        self, offer: ModelOffer, weights: Callable[[], tuple[Tensor, dict[str, Tensor]]]
+    ) -> Adopted | None:
         """Offer the models; worker 0 is asked for its weights, all get what to start from.
 
         Args:
@@ -138,7 +150,7 @@ class Entry:
             shared=shared,
         )
 
-    def _reach_all(self, body: dict[str, Any]) -> Placement:
+    def _reach_all(self, body: Body) -> Placement:
         """Connect to the other servers."""
         placement = Placement.from_json(body["placement"])
         self.links.replicated = field(body, "replicated", bool)
@@ -147,7 +159,7 @@ class Entry:
             self.links.reach(server, Address.from_json(where[str(server)]))
         return placement
 
-    def attach(self, adopted: Adopted, *, in_place: bool, greeting: dict[str, Any] | None = None) -> Client:
+    def attach(self, adopted: Adopted, *, in_place: bool, greeting: Body | None = None) -> Client:
         """Join the run.
 
         Args:

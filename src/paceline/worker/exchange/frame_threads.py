@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from paceline.comm import Frame, Kind
 from paceline.comm.errors import error_of
 from paceline.observe.phases import Phase
 from paceline.observe.spans import Recorder
-from paceline.worker.exchange.server_links import ServerLink, ServerLinks
+from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
 
 __all__ = ["FrameThreads", "Outgoing"]
 
@@ -35,7 +34,7 @@ class Outgoing:
 
     link: ServerLink
     kind: Kind
-    body: dict[str, Any]
+    body: Body
     payload: Sequence[memoryview] = ()
     request: int = 0
     """The number of the request whose last part it is."""
@@ -59,7 +58,7 @@ class FrameThreads:
         changed: threading.Condition,
         *,
         admitted: Callable[[int, Frame], None],
-        heard: Callable[[dict[str, Any]], None],
+        heard: Callable[[Body], None],
     ) -> None:
         self.sent = 0
         """Number of the last request that has left."""

@@ -3,12 +3,11 @@
 import collections
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.comm import Kind
 from paceline.comm.frames import field
 from paceline.worker.exchange.pipeline import PipelinedExchange
-from paceline.worker.exchange.server_links import ServerLinks
+from paceline.worker.exchange.server_links import Body, ServerLinks
 
 __all__ = ["Grant", "LeasesAhead"]
 
@@ -23,7 +22,7 @@ class Grant:
     """The run wants this worker's part of a checkpoint."""
 
     @classmethod
-    def of(cls, body: dict[str, Any]) -> "Grant":
+    def of(cls, body: Body) -> "Grant":
         """From the body of a GRANT."""
         leases = [(int(i), [(int(a), int(b)) for a, b in ranges]) for i, ranges in body["leases"]]
         return cls(leases=leases, over=field(body, "over", bool), save="save" in body)
@@ -42,10 +41,10 @@ class LeasesAhead:
         self._prefetch = prefetch
         self._epochs: collections.deque[int] = collections.deque()
         """Epochs of the leases that are asked for already."""
-        self._unsaid: dict[str, Any] = {}
+        self._unsaid: Body = {}
         """Fields that go with the next request: batches that were skipped."""
 
-    def collect(self, epoch: int, *, wait: bool, more: dict[str, Any]) -> tuple[Grant | None, list[int]]:
+    def collect(self, epoch: int, *, wait: bool, more: Body) -> tuple[Grant | None, list[int]]:
         """The next grant that was asked for ahead, if there is one; and granted leases that are of no use.
 
         Args:
@@ -70,12 +69,12 @@ class LeasesAhead:
             body = {"epoch": epoch, "limit": limit, "wait": False, **self.take_unsaid()}
             self._exchange.send(self._links.lead, Kind.TAKE, body)
 
-    def take_unsaid(self, more: dict[str, Any] | None = None) -> dict[str, Any]:
+    def take_unsaid(self, more: Body | None = None) -> Body:
         """Fields for the next message, with those in `more`."""
         unsaid, self._unsaid = _together(self._unsaid, more or {}), {}
         return unsaid
 
 
-def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _together(one: Body, other: Body) -> Body:
     """Lists and numbers of two messages, added up."""
     return {k: one[k] + other[k] if k in one and k in other else (one | other)[k] for k in one | other}

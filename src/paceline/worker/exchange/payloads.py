@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.comm import Kind
 from paceline.comm.frames import field
@@ -10,11 +9,11 @@ from paceline.observe.phases import Phase
 from paceline.params import flat_view
 from paceline.worker.exchange.encoders import Encoders
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
-from paceline.worker.exchange.server_links import ServerLinks
+from paceline.worker.exchange.server_links import Body, ServerLinks
 
 __all__ = ["Payloads", "Written"]
 
-Written = list[tuple[dict[str, Any], Sequence[memoryview]]]
+Written = list[tuple[Body, Sequence[memoryview]]]
 """For each link: a message and the payload behind it."""
 
 RESIDUAL_S = 0.5
@@ -45,7 +44,7 @@ class Payloads:
         self._local = links.local
         self._residual_told = -RESIDUAL_S
 
-    def write(self, kind: Kind, message: dict[str, Any]) -> Written:
+    def write(self, kind: Kind, message: Body) -> Written:
         """What each server gets: a message and what travels behind it."""
         links, carries = self._links.each, message.get("carries", "slot")
         if self._local or kind is Kind.PULL or carries == "nothing":
@@ -67,7 +66,7 @@ class Payloads:
             found.append((message, views))
         return found
 
-    def _encode(self, encoders: Encoders, message: dict[str, Any]) -> Written:
+    def _encode(self, encoders: Encoders, message: Body) -> Written:
         lane, links = self._links.lane, self._links.each
         phase = lane.enter(Phase.COMPRESS)
         encoders.begin_push(message["sequence"])
@@ -87,7 +86,7 @@ class Payloads:
         lane.enter(phase)
         return [({**message, "sizes": [view.nbytes for view in part]}, part) for part in parts]
 
-    def hear_fates(self, reply: dict[str, Any]) -> None:
+    def hear_fates(self, reply: Body) -> None:
         """The lead says which pushes are settled, and which of them were not applied."""
         if self.encoders is not None and "settled" in reply:
             self.encoders.settle(field(reply, "settled", int), field(reply, "unapplied", list, []))

@@ -28,7 +28,7 @@ from paceline.worker.exchange.early_slices import StagedPushes, slice_of
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.frame_threads import FrameThreads, Outgoing
 from paceline.worker.exchange.payloads import Written
-from paceline.worker.exchange.server_links import ServerLink, ServerLinks
+from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
 
 __all__ = ["PipelinedExchange"]
 
@@ -74,7 +74,7 @@ class ReplyBook:
             self.lead_at = time.monotonic()
         return self._brings[at].popleft()
 
-    def end_reply(self, at: int, body: dict[str, Any], *, brought: bool) -> None:
+    def end_reply(self, at: int, body: Body, *, brought: bool) -> None:
         """A reply has come whole."""
         self.answered[at] += 1
         self.fetched[at] += brought
@@ -145,9 +145,9 @@ class PipelinedExchange:
         # Shared with the threads, under `_changed`.
         self._changed = threading.Condition()
         self._book = ReplyBook(len(links.each))
-        self._blamed: dict[str, Any] = {}
+        self._blamed: Body = {}
         """What the lead said last about the worker that it waited for."""
-        self._fates: collections.deque[dict[str, Any]] = collections.deque()
+        self._fates: collections.deque[Body] = collections.deque()
         """Replies that say what became of pushes, which the encoders have not been told."""
         self._missing: set[int] = set()
         """Slices that have not arrived yet, without prefetch."""
@@ -239,12 +239,12 @@ class PipelinedExchange:
         """As DirectExchange: the placement never changes."""
         return 0
 
-    def ask_lead(self, kind: Kind, body: dict[str, Any], answer: Kind) -> dict[str, Any]:
+    def ask_lead(self, kind: Kind, body: Body, answer: Kind) -> Body:
         """Ask the lead a question."""
         self.send(self._links.lead, kind, body)
         return self.receive(self._links.lead, answer).body
 
-    def ask_all(self, kind: Kind, body: dict[str, Any]) -> list[bytes]:
+    def ask_all(self, kind: Kind, body: Body) -> list[bytes]:
         """The payloads of all servers' answers, which are of the same kind as the question."""
         parts = []
         for link in self._links.each:
@@ -253,9 +253,7 @@ class PipelinedExchange:
             parts.append(link.connection.read_blob(frame, frame.payload_bytes))
         return parts
 
-    def send(
-        self, link: ServerLink, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview] = ()
-    ) -> None:
+    def send(self, link: ServerLink, kind: Kind, body: Body, payload: Sequence[memoryview] = ()) -> None:
         """Send a frame to one server."""
         if kind is Kind.BYE:
             self._threads.expect_end()
@@ -279,7 +277,7 @@ class PipelinedExchange:
             if self._landing is not None:
                 self._landing.take_over(self._book.taken)
 
-    def _write(self, kind: Kind, message: dict[str, Any]) -> Written:
+    def _write(self, kind: Kind, message: Body) -> Written:
         self._settle_fates()
         left = set() if self._staged is None else self._staged.begin()
         if kind is not Kind.PUSH or self._staged is None or message.get("void"):
@@ -383,7 +381,7 @@ class PipelinedExchange:
                 self._missing.difference_update(slices)
                 self._changed.notify_all()
 
-    def _hear(self, body: dict[str, Any]) -> None:
+    def _hear(self, body: Body) -> None:
         """What the lead says beside the answer itself."""
         if "settled" in body:
             self._fates.append(body)

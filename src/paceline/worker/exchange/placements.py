@@ -1,11 +1,9 @@
 """Which server holds which slices, as a worker knows it: now, and in the placement announced next."""
 
-from typing import Any
-
 from paceline.comm import Address, Kind
 from paceline.params import Placement
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
-from paceline.worker.exchange.server_links import ServerLink, ServerLinks
+from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
 
 __all__ = ["Placements"]
 
@@ -59,7 +57,7 @@ class Placements:
                 with self._links.tolerate_loss(link):
                     self._links.send(link, Kind.SENDS, {"slices": sends})
 
-    def hear(self, link: ServerLink, reply: dict[str, Any]) -> None:
+    def hear(self, link: ServerLink, reply: Body) -> None:
         """A reply may name a new placement, which only the lead does, or announce the next one."""
         if "placement" in reply:
             self._adopt(link, Placement.from_json(reply["placement"]))

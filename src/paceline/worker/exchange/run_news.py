@@ -1,10 +1,9 @@
 """What the lead server tells a worker about the run, and how the worker numbers its requests."""
 
-from typing import Any
-
 from paceline.comm import Kind
 from paceline.comm.frames import field
 from paceline.core.modes import ModeSpec, parse_mode
+from paceline.worker.exchange.server_links import Body
 
 __all__ = ["RequestNumbers", "RunNews"]
 
@@ -21,9 +20,9 @@ class RunNews:
         """The run's present mode."""
         self.version = 0
         """Version of the parameters that this worker has."""
-        self.last_admit: dict[str, Any] = {}
+        self.last_admit: Body = {}
         """The lead's last answer to a push: how far the run is (`version`, `samples`)."""
-        self.welcome: dict[str, Any] = {}
+        self.welcome: Body = {}
         """The lead's answer when this worker attached."""
         self.leave_due = False
         """Whether the run wants this worker to leave."""
@@ -33,7 +32,7 @@ class RunNews:
         """In allreduce: a checkpoint follows the next push, which is to bring this worker's parameters."""
         self._save_due = False
 
-    def welcomed(self, welcome: dict[str, Any]) -> None:
+    def welcomed(self, welcome: Body) -> None:
         """The worker has attached."""
         self.welcome = welcome
         self.cut_next = "cut" in welcome
@@ -41,7 +40,7 @@ class RunNews:
         self.version = field(welcome, "version", int)
         self.mode = parse_mode(field(welcome, "mode", str))
 
-    def admitted(self, reply: dict[str, Any], *, fetched: bool) -> None:
+    def admitted(self, reply: Body, *, fetched: bool) -> None:
         """The lead has answered a push or a pull.
 
         Args:
@@ -54,11 +53,11 @@ class RunNews:
         self.hear_save(reply)
         self.hear_mode(reply)
 
-    def hear_save(self, reply: dict[str, Any]) -> None:
+    def hear_save(self, reply: Body) -> None:
         """The lead may ask for this worker's part of a checkpoint."""
         self._save_due = self._save_due or "save" in reply
 
-    def hear_mode(self, reply: dict[str, Any]) -> bool:
+    def hear_mode(self, reply: Body) -> bool:
         """Whether the run was switched to another mode since the last reply. Also notes an end of the run."""
         self.leave_due = self.leave_due or "leave" in reply
         self.stop_due = self.stop_due or "stop" in reply
@@ -89,9 +88,7 @@ class RequestNumbers:
         """Whether the lead is asked to order the last of them; repeated if that lead dies meanwhile."""
         self._requests = 0
 
-    def message(
-        self, kind: Kind, body: dict[str, Any], *, fetch: bool, version: int, ready: int = 0
-    ) -> dict[str, Any]:
+    def message(self, kind: Kind, body: Body, *, fetch: bool, version: int, ready: int = 0) -> Body:
         """The body of a PUSH, PULL or ASSIGN.
 
         Args:

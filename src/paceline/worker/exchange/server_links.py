@@ -21,7 +21,10 @@ from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.observe.spans import NO_SPANS, Lane
 from paceline.params import Slice
 
-__all__ = ["LinkSettings", "ServerLink", "ServerLinks"]
+__all__ = ["Body", "LinkSettings", "ServerLink", "ServerLinks"]
+
+Body = dict[str, Any]
+"""The body of a message, as JSON."""
 
 _PROBE_S = 0.25
 """Time without an answer after which a worker asks whether a frame was lost."""
@@ -169,7 +172,7 @@ class ServerLinks:
         self,
         link: ServerLink,
         kind: Kind,
-        body: dict[str, Any],
+        body: Body,
         payload: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -259,7 +262,7 @@ class ServerLinks:
     def _patience(self, link: ServerLink) -> float:
         return self.settings.patience_s if link is self.lead else self.settings.deadline_s
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello(self) -> Body:
         return {"role": "worker", "rank": self.settings.rank, "incarnation": self.settings.incarnation}
 
     # --- figures ----------------------------------------------------------------------------------
