@@ -6,12 +6,12 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
+from paceline.collective import ring_bytes, shared_bytes
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.analyse.curves import _going_on
 from paceline.observe.record.counting import enter_ledgers, go_on_from, resumed
 from paceline.observe.record.ledger import Ledger, LedgerKeeper, Ledgers, together
 from paceline.observe.record.pace import pace_of
-from paceline.worker.traffic import ring_bytes, shared_bytes
 
 S = 10**9
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.exceptions import UsageError
 from paceline.worker import current_session
-from paceline.worker.collective_calls import from_text, mean_of, to_text
+from paceline.worker.gathered_values import from_text, mean_of, to_text
 
 __all__ = ["barrier", "broadcast", "gather", "mean", "prepare_validation"]
 

@@ -32,7 +32,7 @@ __all__ = [
     "write_last",
 ]
 
-_HEIR = "paceline.api.takeover:take_over"
+_HEIR = "paceline.api.successor_process:take_over"
 """The function that goes on with a run whose controller was killed."""
 
 

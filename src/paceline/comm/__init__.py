@@ -16,9 +16,10 @@
 * `memory.py`     Region: shared memory without a name, handed over as a file descriptor.
 * `compression/`  what a gradient weighs on a link: ways to write a slice.
 * `transfer.py`   Transfer: how payloads travel (compressed, overlapped, prefetched), and in which modes.
-* `faults.py`      faults on purpose, in a role, at a step; for tests.
+* `faults.py`     faults on purpose, in a role, at a step: what roles ask for; for tests.
+* `loading.py`    loads what is named `module:function`.
 * `protection.py`  checks left out on purpose; for the benchmark of what they cost.
-* `impairment.py` a link that is worse than it is, for tests and benchmarks.
+* `impairment.py` conditions of a link that is made worse on purpose, for tests and benchmarks.
 
 Nothing on a socket is ever unpickled, and nothing is allocated for a length that was not checked.
 """

@@ -1,6 +1,6 @@
 """One clock for all roles of a run, on whichever host they are.
 
-On one host the monotonic clock is everybody's. A role elsewhere asks the controller for the time, a few
+On one host all processes share the monotonic clock. A role elsewhere asks the controller for the time, a few
 times over: the quickest answer is the least wrong, by half its round trip at most.
 """
 

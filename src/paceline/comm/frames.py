@@ -16,13 +16,14 @@ import hmac
 import json
 import struct
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from paceline.exceptions import FrameError, MessageError, PacelineError
 
 __all__ = [
     "HEADER_BYTES",
     "WITH_DESCRIPTORS",
+    "Body",
     "Header",
     "Kind",
     "check",
@@ -30,10 +31,13 @@ __all__ = [
     "encode",
     "field",
     "parse_header",
+    "tag_of",
     "verify",
 ]
 
 T = TypeVar("T")
+Body: TypeAlias = dict[str, Any]
+"""The body of a frame: a JSON object."""
 _HEADER = struct.Struct("<2sBBIQQ")
 _MAGIC = b"PL"
 _TAG_BYTES = 16
@@ -45,7 +49,7 @@ _MAX_PAYLOAD = 1 << 44
 
 
 class Kind(IntEnum):
-    """What a frame says. The comment names who sends it to whom."""
+    """The kind of a frame. The comment names sender and receiver."""
 
     HELLO = 1  # any → any, first frame: who I am
     ERROR = 2  # any → any: what went wrong, then the connection closes
@@ -162,7 +166,7 @@ class Header(NamedTuple):
     tag: bytes
 
 
-def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: int, key: bytes) -> bytes:
+def encode(kind: Kind, body: Body, *, sequence: int, payload_bytes: int, key: bytes) -> bytes:
     """Header, tag and body of a frame, ready to send.
 
     Raises:
@@ -170,15 +174,15 @@ def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: in
     """
     text = _text(kind, body, payload_bytes)
     raw = _HEADER.pack(_MAGIC, kind, 0, len(text), sequence, payload_bytes)
-    return raw + _tag(key, raw, text) + text
+    return raw + tag_of(key, raw, text) + text
 
 
-def check(kind: Kind, body: dict[str, Any]) -> None:
+def check(kind: Kind, body: Body) -> None:
     """Raise MessageError if a frame with this body could not be sent, as `encode` does."""
     _text(kind, body, 0)
 
 
-def _text(kind: Kind, body: dict[str, Any], payload_bytes: int) -> bytes:
+def _text(kind: Kind, body: Body, payload_bytes: int) -> bytes:
     try:
         text = _ENCODER.encode(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -204,13 +208,13 @@ def parse_header(data: bytes) -> Header:
 
 def verify(header: Header, body: bytes | bytearray, *, sequence: int, key: bytes) -> None:
     """Check tag and sequence. Raises FrameError; nothing of the body was parsed."""
-    if not hmac.compare_digest(_tag(key, header.raw, body), header.tag):
+    if not hmac.compare_digest(tag_of(key, header.raw, body), header.tag):
         raise FrameError(f"a {header.kind.name} frame with a wrong tag")
     if header.sequence != sequence:
         raise FrameError(f"frame {header.sequence} where {sequence} was due: replayed or lost")
 
 
-def decode_body(body: bytes | bytearray) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray) -> Body:
     """Parse a verified body: a JSON object. Raises FrameError."""
     try:
         value = json.loads(body.decode())  # of bytes it would guess the encoding first
@@ -221,7 +225,7 @@ def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-def field(body: dict[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+def field(body: Body, name: str, kind: type[T], default: T | None = None) -> T:
     """A field of a body, of the right type; FrameError if it is absent or another type."""
     value = body.get(name, default)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -240,7 +244,8 @@ def _bound(kind: Kind, body_bytes: int, payload_bytes: int, error: type[Paceline
         )
 
 
-def _tag(key: bytes, raw: bytes, body: bytes | bytearray) -> bytes:
+def tag_of(key: bytes, raw: bytes, body: bytes | bytearray) -> bytes:
+    """The tag of a frame with this header and body."""
     digest = hashlib.blake2b(raw, key=key, digest_size=_TAG_BYTES)
     digest.update(body)
     return digest.digest()

@@ -24,14 +24,12 @@ from typing import (
     get_type_hints,
 )
 
-from paceline.comm.frames import Kind
+from paceline.comm.frames import Body, Kind
 from paceline.exceptions import FrameError
 
-__all__ = ["Catalogue", "Json", "MessageBody", "body_of", "message"]
+__all__ = ["Catalogue", "Json", "body_of", "message"]
 
-MessageBody: TypeAlias = dict[str, Any]
-"""A JSON object."""
-Json: TypeAlias = MessageBody
+Json: TypeAlias = Body
 """A field that holds a JSON object which its reader validates."""
 M = TypeVar("M")
 C = TypeVar("C", bound=type)
@@ -77,7 +75,7 @@ def message(kind: Kind) -> Callable[[C], C]:
     return register
 
 
-def body_of(said: tuple[Any, ...]) -> tuple[Kind, MessageBody]:
+def body_of(said: tuple[Any, ...]) -> tuple[Kind, Body]:
     """Kind and body of the frame that carries a message."""
     codec = _CODECS[type(said)]
     values = zip(codec.fields, said, strict=True)
@@ -100,7 +98,7 @@ class Catalogue(Generic[M]):
         self._codecs = {_CODECS[cls].kind: _CODECS[cls] for cls in get_args(union) or (union,)}
         self._receiver = receiver
 
-    def read(self, kind: Kind, body: MessageBody) -> M:
+    def read(self, kind: Kind, body: Body) -> M:
         """The message that a frame carries. Raises FrameError if it is no valid one."""
         codec = self._codecs.get(kind)
         if codec is None:

@@ -1,4 +1,4 @@
-"""What roles are told when they are started: ServerConfig's and WorkerConfig's fields, as plain JSON."""
+"""The configuration that roles are started with: fields of ServerConfig and WorkerConfig, as plain JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from paceline.plan.program_check import search_path
 __all__ = ["server_config", "worker_config"]
 
 _LAST_RESORT_S = 10.0
-"""A worker waits so much longer for the lead than anybody whom the lead might name or have replaced."""
+"""Seconds that a worker waits for the lead beyond the deadline of any role that the lead might report."""
 
 
 def server_config(
@@ -57,7 +57,7 @@ def worker_config(
     return {
         **common,
         **_of_any_role(plan, run, "worker", common["rank"]),
-        # All workers cut the parameters for those that the run began with, whoever came and went since.
+        # All workers partition the parameters for the servers that the run began with.
         "servers": len(plan.servers),
         "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
         "tells_norms": job.norm_bound is not None,
@@ -74,7 +74,7 @@ def worker_config(
 
 
 def _of_any_role(plan: Plan, run: RunDirectory, role: RoleKind, rank: int) -> dict[str, Any]:
-    # Who joins later is like the first of its kind.
+    # A role that joins later is configured like the first of its kind.
     alike = [r for r in plan.roles if r.role == role]
     return {
         **settings_for(role, plan.job),

@@ -1,4 +1,4 @@
-"""Ends a run in order when its time is up."""
+"""Ends a run in order when its time limit has passed."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ class TimeLimit:
         self._asked: Connection | None = None
 
     def check(self, elapsed_s: float, lead: Connection | None) -> None:
-        """To be called now and then.
+        """Ask the lead if it is time. Called in every turn of the loop.
 
         Args:
             elapsed_s: since the start of the run.

@@ -9,7 +9,7 @@ from enum import Enum
 __all__ = [
     "Announce",
     "Decision",
-    "Dismiss",
+    "DismissServer",
     "End",
     "GoBack",
     "Introduce",
@@ -76,7 +76,7 @@ class RetireServer:
 
 
 @dataclass(frozen=True)
-class Dismiss:
+class DismissServer:
     """Stop a server that has handed over all its slices."""
 
     rank: int
@@ -136,7 +136,7 @@ Decision = (
     | Kill
     | Retire
     | RetireServer
-    | Dismiss
+    | DismissServer
     | Announce
     | Save
     | WaitForCause

@@ -16,7 +16,7 @@ from paceline.causes import Cause, ProcessEnd
 from paceline.core.run_decisions import (
     Announce,
     Decision,
-    Dismiss,
+    DismissServer,
     End,
     GoBack,
     Introduce,
@@ -270,7 +270,7 @@ class RunMachine:
 
     def departed(self, rank: int) -> list[Decision]:
         """A server that was asked to leave has handed over its slices."""
-        return [Dismiss(rank)] if rank in self.leaving else []
+        return [DismissServer(rank)] if rank in self.leaving else []
 
     def exited(self, role: str, rank: int, incarnation: int, ending: ProcessEnd) -> list[Decision]:
         """A process ended."""

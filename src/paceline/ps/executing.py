@@ -372,7 +372,7 @@ class Executing:
             for damage in self._faults.at(self.updates + 1):
                 for admit in admits[self.updates % len(admits) :][:1] if admits else ():
                     if admit.worker in self._peers:
-                        self._peers[admit.worker].connection.damage = damage
+                        self._peers[admit.worker].connection.damage_next(damage)
         self.spans.begin_step(self.updates)
         protection.begin_step(self.updates)
         self.spans.main.enter(Phase.UPDATE)

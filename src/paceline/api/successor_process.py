@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.api.jobs import write_last
 from paceline.comm import Listener
-from paceline.control import RunDirectory, Successor
+from paceline.control import Controller, RunDirectory, taken_over
 from paceline.engines import Handover, LocalEngine
 from paceline.engines.streams import log_to
 from paceline.exceptions import RoleFailed
@@ -41,14 +41,15 @@ def take_over(handover: Handover) -> int:
         write_last(run, status, plan.job, record.get("command") or ())
 
     log.info("process %s takes over run %s", os.getpid(), run.id)
-    controller = Successor(
+    listener = Listener.inherited(socket.socket(fileno=succession.listener))
+    controller = Controller(
         plan,
-        LocalEngine.taken_over(handover),
+        LocalEngine(handover=handover),
         run,
-        handover,
-        listener=Listener.inherited(socket.socket(fileno=succession.listener)),
         watch=watch,
         finish=finish,
+        heir=succession.call,
+        beginning=taken_over(plan, run, handover, listener),
     )
     said = len(controller.status.messages)
     try:
