@@ -12,6 +12,7 @@ From the top down; a package imports only from those below it:
 * `engines/`     starts processes.
 * `ps/`          parameter servers: order the run, apply gradients, hold replicas, write checkpoints.
 * `worker/`      the worker's side: what `prepare()` does to a script.
+* `collective/`  all-reduce among workers: groups, reducers, the ring.
 * `plan/`        Job and Plan: what the user wants, checked, and where every process goes.
 * `params/`      parameters as one flat vector, and optimizers as data.
 * `comm/`        messages, connections, shared memory, compression.

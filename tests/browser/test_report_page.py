@@ -58,7 +58,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pages = {"small": root / "small.html", "large": root / "large.html", "compared": root / "compared.html"}
     write_html(RunData(small), pages["small"])
     write_html(RunData(large), pages["large"])
-    pages["compared"].write_text(comparison_page([ComparedRun.of(RunData(path)) for path in (small, large)]))
+    compared = [[ComparedRun.of(RunData(path))] for path in (small, large)]
+    pages["compared"].write_text(comparison_page(compared))
     return pages
 
 

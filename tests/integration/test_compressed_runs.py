@@ -55,7 +55,7 @@ for epoch in range(epochs):
         steps += 1
 parameters = float(sum(p.detach().double().sum() for p in model.parameters()))
 from paceline.worker.session import current_session
-result({"losses": losses, "parameters": parameters, "pushed": current_session()._client.bytes_sent})
+result({"losses": losses, "parameters": parameters, "pushed": current_session().client.links.bytes_sent})
 """
 )
 
@@ -275,7 +275,7 @@ def attach(**body):
     link = connect(address, secret, peer="server:0")
     link.sock.settimeout(20)
     link.send(Kind.HELLO, {"role": "worker", "rank": 9, "incarnation": incarnation})
-    layout = current_session()._layout
+    layout = current_session().client.memory.layout
     link.send(Kind.ATTACH, {"fingerprint": layout.fingerprint, "incarnation": incarnation,
                             "in_place": False, "inline": True, **body})
     return link

@@ -593,7 +593,7 @@ def test_a_worker_killed_right_after_a_switch_is_replaced_in_the_new_mode(run, a
     source = """
 objects = prepared()
 session = current_session()
-if session._client.incarnation:
+if session.client.links.settings.incarnation:
     (RUN_DIR / "joined in").write_text(str(session.mode))
 
 def after_step():

@@ -15,7 +15,7 @@ from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import UsageError
 from paceline.ps.standby import lead_from_json, lead_to_json
-from paceline.worker.collective_calls import MOST_BYTES, from_text, mean_of, to_text
+from paceline.worker.gathered_values import MOST_BYTES, from_text, mean_of, to_text
 from tests.deciding import JsonDecider, replay
 
 # --- the state machine ------------------------------------------------------------------------------

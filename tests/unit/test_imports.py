@@ -45,6 +45,20 @@ RANK["paceline"] = RANK["api"] + 0.5
 # Testing helpers are shipped to users: they may use everything, and nothing of ours uses them.
 TESTING = "testing"
 
+# The commands parse, call the api, and print: what lies below it is not theirs.
+BEHIND_API = {
+    "control",
+    "engines",
+    "ps",
+    "worker",
+    "collective",
+    "comm",
+    "params",
+    "data",
+    "storage",
+    "cluster",
+}
+
 # Events in, instructions out. Of our own they use the errors, and what is beside them and pure.
 PURE = ("core/", "plan/capacity.py")
 IMPURE = {
@@ -131,6 +145,8 @@ def faults_of(path: str, text: str) -> list[str]:
                 continue
             if used == TESTING:
                 faults.append(f"{where}, but nothing of ours may depend on testing")
+            elif own == "cli" and used in BEHIND_API:
+                faults.append(f"{where}, but commands reach '{used}' through paceline.api only")
             elif pure and used not in ("exceptions", "causes"):
                 faults.append(f"{where}, but {path} is pure: of ours only exceptions and causes")
             elif RANK[used] >= RANK[own]:
@@ -216,8 +232,8 @@ def test_core_dependencies_are_the_agreed_ones() -> None:
         ("core/modes/machine.py", "from dataclasses import dataclass\nfrom ...exceptions import E"),
         ("core/modes/machine.py", "from . import spec\nfrom paceline.core.modes.spec import ModeSpec"),
         ("data/cache.py", "from . import digits\nimport time"),
-        ("testing/faults.py", "import paceline.cli.run\nfrom paceline import fit"),
-        ("cli/run.py", "import paceline\nfrom paceline.api import fit"),
+        ("testing/faults.py", "import paceline.cli.run_command\nfrom paceline import fit"),
+        ("cli/run_command.py", "import paceline\nfrom paceline.api import fit"),
         ("__init__.py", "from paceline.api import fit\nfrom .exceptions import PacelineError"),
         ("__main__.py", "from paceline.cli import main"),
         ("observe/__init__.py", "from paceline.observe.show.progress import Progress"),
@@ -240,12 +256,13 @@ def test_allowed(path: str, text: str) -> None:
         ("ps/server.py", "from paceline import fit", "'paceline' is not below 'ps'"),
         ("ps/server.py", "def late():\n    import paceline.cli", "not below 'ps'"),
         ("ps/server.py", "if TYPE_CHECKING:\n    from paceline.engines import E", "not below 'ps'"),
-        ("cli/run.py", "from paceline.testing import Faults", "depend on testing"),
+        ("cli/run_command.py", "from paceline.testing import Faults", "depend on testing"),
         ("observe/record/spans.py", "from paceline.comm import Frame", "not below 'observe'"),
         ("observe/record/spans.py", "from paceline.observe.show import plots", "'show' is above 'record'"),
         ("observe/record/spans.py", "from ..analyse.facts import Facts", "'analyse' is above 'record'"),
         ("observe/analyse/facts.py", "from paceline.observe.show.page import x", "above 'analyse'"),
         ("observe/analyse/facts.py", "from paceline.observe import RunStatus", "import from the package"),
+        ("cli/run_command.py", "from paceline.control.rundir import find_run", "through paceline.api only"),
         ("brand/new.py", "import os", "has no row in LAYERS"),
         ("core/modes/machine.py", "import time", "is pure"),
         ("core/modes/machine.py", "def f():\n    from torch import Tensor", "is pure"),

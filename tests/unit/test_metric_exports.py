@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.metrics import metrics
+from paceline.cli.metrics_command import metrics
 from paceline.control.rundir import RunDirectory
 from paceline.exceptions import UsageError
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus

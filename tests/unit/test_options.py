@@ -5,10 +5,10 @@ import inspect
 
 import pytest
 
-from paceline.cli.plan import plan
-from paceline.cli.resume import resume
-from paceline.cli.run import run
-from paceline.cli.study import study
+from paceline.cli.plan_command import plan
+from paceline.cli.resume_command import resume
+from paceline.cli.run_command import run
+from paceline.cli.study_command import study
 from paceline.exceptions import UsageError
 from paceline.plan.job import JOB_OPTIONS, KNOBS, Job, command_options, settings_for
 from paceline.plan.option import Command, Option

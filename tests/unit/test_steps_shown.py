@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.outcome import _numbers
+from paceline.cli.outcome import numbers
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.analyse.comparison import ComparedRun, compare
 from paceline.observe.analyse.run_data import RunData
@@ -50,10 +50,10 @@ def test_progress_and_live_view(samples: int, shown: str) -> None:
 
 
 def test_the_summary_line() -> None:
-    assert _numbers(moment(10.0, 100)) == " after 10.0 s: 200 steps, 100 updates, 20 steps/s."
-    assert "20 steps/s, 64 samples/s" in _numbers(moment(10.0, 100, 640))
+    assert numbers(moment(10.0, 100)) == " after 10.0 s: 200 steps, 100 updates, 20 steps/s."
+    assert "20 steps/s, 64 samples/s" in numbers(moment(10.0, 100, 640))
     resumed = moment(10.0, 100, steps_before=150)
-    assert "5 steps/s" in _numbers(resumed), "steps before the resume are no part of the rate"
+    assert "5 steps/s" in numbers(resumed), "steps before the resume are no part of the rate"
 
 
 def test_report_and_comparison(tmp_path: Path) -> None:

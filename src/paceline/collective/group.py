@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.collective.group_messages import GroupMessages, names_of
+from paceline.collective.group_messages import Body, GroupMessages, names_of
 from paceline.collective.reducer import Reducer
 from paceline.collective.ring import RingReducer
 from paceline.collective.shared_memory import SharedMemoryReducer
@@ -72,7 +72,7 @@ class Group:
         """Seconds in which this member waited for the others."""
         return self._messages.waited_s
 
-    def meet(self, call: str, **facts: Any) -> list[dict[str, Any]]:
+    def meet(self, call: str, **facts: Any) -> list[Body]:
         """Say what this member is about to do, and hear everybody's facts, in rank order.
 
         Args:
@@ -93,10 +93,10 @@ class Group:
             if call == ENDS:
                 return []
             raise SystemExit(0)
-        found: list[dict[str, Any]] = everybody["all"]
+        found: list[Body] = everybody["all"]
         return found
 
-    def _compare(self, bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    def _compare(self, bodies: list[Body]) -> Body:
         first = bodies[0]["call"]
         ended = [rank for rank, body in zip(self.ranks, bodies, strict=True) if body["call"] == ENDS]
         if ended and len(ended) < self.size:
@@ -129,14 +129,14 @@ class Group:
         with torch.no_grad():
             return self._reducer.mean(weights)
 
-    def share(self, **news: Any) -> dict[str, Any]:
+    def share(self, **news: Any) -> Body:
         """Give everybody the root's parameters, and its news. In the members' region afterwards."""
         news = self._messages.tell(news)
         with torch.no_grad():
             self._reducer.share()
         return news
 
-    def tell(self, **news: Any) -> dict[str, Any]:
+    def tell(self, **news: Any) -> Body:
         """Give everybody the root's news."""
         return self._messages.tell(news)
 

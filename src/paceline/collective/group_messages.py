@@ -9,7 +9,7 @@ from paceline.exceptions import DeadlineError, LinkError
 from paceline.observe.phases import Phase
 from paceline.observe.spans import Lane
 
-__all__ = ["GroupMessages", "names_of"]
+__all__ = ["Body", "GroupMessages", "names_of"]
 
 Body = dict[str, Any]
 """The body of a MEET frame."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Reducer", "is_finite", "weighted_mean"]
+__all__ = ["Reducer", "is_finite", "ring_bytes", "shared_bytes", "weighted_mean"]
 
 
 class Reducer(ABC):
@@ -48,3 +48,13 @@ def is_finite(flat: Tensor) -> bool:
     """Whether all elements are finite. Usually one sum: a NaN or an infinity makes any sum non-finite."""
     total = flat.sum(dtype=torch.float32 if flat.element_size() == 2 else None)
     return math.isfinite(total.item()) or bool(torch.isfinite(flat).all())
+
+
+def ring_bytes(tensor_bytes: int, members: int) -> int:
+    """What every member of a ring sends, and receives, to all-reduce so many bytes: rounded down."""
+    return 2 * (members - 1) * tensor_bytes // members
+
+
+def shared_bytes(tensor_bytes: int, members: int, *, root: bool) -> tuple[int, int]:
+    """What a member gives and gets when the root gives its parameters to all others."""
+    return ((members - 1) * tensor_bytes, 0) if root else (0, tensor_bytes)

@@ -10,7 +10,7 @@ from paceline.observe.thinning import value_rows
 from paceline.plan import Plan
 from paceline.plan.job import settings_for
 from paceline.plan.option import RoleKind
-from paceline.plan.program import search_path
+from paceline.plan.program_check import search_path
 
 __all__ = ["server_config", "worker_config"]
 

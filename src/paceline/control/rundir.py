@@ -134,11 +134,6 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def report_path(self) -> Path:
-        """report.html, whether it is there or not."""
-        return self.path / "report.html"
-
-    @property
     def started_in(self) -> Path:
         """The working directory the run was started in: relative paths in its job mean there."""
         return Path(self.record()["directory"])

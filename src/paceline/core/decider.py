@@ -243,7 +243,7 @@ class Lead:
         self._incarnations: dict[int, int] = {}
         self._team: set[int] = set()
         """Workers (of groups: the roots) that the run trains with: also those that have ended their script or
-        are being replaced, but not those that were told to leave. EASGD's alpha depends on their number."""
+        are being replaced, but not those that were told to leave. EASGD and ConSGD scale by their number."""
         self._loads: dict[int, int] = {}
         """The number of each worker's last optimizer state that is in the order."""
         self.requests: dict[int, int] = {}
@@ -390,14 +390,6 @@ class Lead:
     def retire(self, worker: int) -> None:
         """A worker was told to leave: the run goes on with fewer."""
         self._team.discard(worker)
-
-    @property
-    def alpha(self) -> float:
-        """The part of its distance to the centre by which a worker moves in an elastic exchange.
-
-        It follows the number of workers: beta = workers * alpha is what keeps the centre stable.
-        """
-        return min(1.0, self.mode.beta / max(1, len(self._team)))
 
     def load(self, worker: int, incarnation: int, number: int) -> Steps:
         """A worker gave all servers an optimizer state: they take it over here in the order. Said again, it
@@ -852,7 +844,7 @@ class Lead:
                 continue
             staleness = self._record(p, before)
             weight = p.weighs if known else 1
-            scale = self.alpha if self.mode.payload == "elastic" else self.mode.scale(staleness)
+            scale = self.mode.scale(staleness, len(self._team))
             if self.book and self.mode.batches == "speed" and p.weighs:
                 scale *= self.book.part(p.id.worker, p.weighs)  # so that every sample counts the same
             parts.append(WeightedPush(*p.id, weight, scale))

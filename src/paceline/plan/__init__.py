@@ -8,7 +8,7 @@
 * `plan.py`      make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
                  ModelFacts: what `paceline plan` learns from the script's model.
 * `grid.py`      StudyPlan: the runs of a study, each with its job; which are left. Pure.
-* `program.py`   check_program: is the script or module there?
+* `program_check.py`  check_program: is the script or module there?
 * `capacity.py`  check_capacity: refuses what the host cannot carry. Pure.
 * `host.py`      read_limits: what this host has left: processes, open files, memory.
 * `security.py`  TLS: refuses what cannot be had; makes or reads the run's certificates.

@@ -14,11 +14,11 @@ from paceline.exceptions import UsageError
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
 from paceline.plan.host import read_limits
 from paceline.plan.job import Job
-from paceline.plan.program import check_program
+from paceline.plan.program_check import check_program
 from paceline.plan.rules import check_modes
 from paceline.plan.security import check_tls
 
-__all__ = ["ModelFacts", "Plan", "RolePlan", "make_plan"]
+__all__ = ["ModelFacts", "Plan", "RolePlan", "available_cores", "make_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
     _check_environment(job, mode)
     tls_warnings = check_tls(job, run_id)
     groups = _groups(job, mode)
-    cores = _cores()
+    cores = available_cores()
     # The workers wait while the servers update, and the other way round: both may have every core.
     count = 1 if mode.serverless else job.servers
     threads = job.threads or _threads_wished() or max(1, cores // job.workers)
@@ -235,8 +235,8 @@ def _threads_wished() -> int | None:
     return int(first) if first.isdecimal() and int(first) else None
 
 
-def _cores() -> int:
-    # What we may use, not what is built in: taskset and container limits narrow it.
+def available_cores() -> int:
+    """Cores that this process may use, not those built in: taskset and container limits narrow it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.comm.certificates import DAYS as CERTIFICATE_DAYS
 from paceline.comm.certificates import Certificates, check_can_make
 from paceline.comm.tls import Certificate
 from paceline.exceptions import UsageError
@@ -12,7 +13,7 @@ from paceline.plan.job import Job
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
 
-__all__ = ["certificates_of", "check_tls"]
+__all__ = ["CERTIFICATE_DAYS", "certificates_of", "check_tls"]
 
 _SOON = timedelta(days=1)
 

@@ -14,7 +14,8 @@ from paceline.core.leases import LeaseBook
 from paceline.exceptions import UsageError
 from paceline.params import use_fused
 from paceline.worker.epochs import RemainingEpochs
-from paceline.worker.exchange.client import Grant
+from paceline.worker.exchange.entry import DataFacts
+from paceline.worker.exchange.grants import Grant
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
 from paceline.worker.plain_copies import copy_plainly
 from paceline.worker.prepared import Prepared
@@ -176,14 +177,19 @@ class _Counts:
 class _AloneSource:
     """Leases for a script that runs alone."""
 
-    def __init__(self, facts: dict[str, Any], counts: _Counts) -> None:
+    def __init__(self, facts: DataFacts, counts: _Counts) -> None:
         self._counts = counts
         self.begun = False
         """Whether a batch was asked for."""
         self._book: LeaseBook | None = None
         self._epoch = 0
         if "samples" in facts:
-            self._book = LeaseBook(by_round=True, **facts)
+            self._book = LeaseBook(
+                by_round=True,
+                samples=facts["samples"],
+                batch_size=facts["batch_size"],
+                drop_last=facts["drop_last"],
+            )
             self._book.joined(0)
 
     def take(

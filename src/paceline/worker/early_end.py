@@ -49,12 +49,12 @@ class EarlyEnd:
     @property
     def told(self) -> bool:
         """Whether this worker ends early."""
-        return self._client.stop_due if self._group is None else self._agreed
+        return self._client.news.stop_due if self._group is None else self._agreed
 
     @property
     def known(self) -> bool:
         """Whether the lead has said so, to this member of a group alone."""
-        return self._client.stop_due
+        return self._client.news.stop_due
 
     def agree(self) -> None:
         """All members of the group have heard it from their root."""

@@ -28,11 +28,13 @@ from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptE
 from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.spans import recorder_of
 from paceline.observe.values import ValueWriter, steps_of
-from paceline.worker.exchange.client import Client
-from paceline.worker.exchange.pipeline import PipelinedClient
+from paceline.worker.exchange.entry import Entry
+from paceline.worker.exchange.server_links import LinkSettings
 from paceline.worker.pinning import pin_to_cores
 from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
+from paceline.worker.run_settings import RunSettings
 from paceline.worker.session import RunSession, enter_session
+from paceline.worker.telemetry import Telemetry
 
 __all__ = ["WorkerConfig", "run_worker"]
 
@@ -135,27 +137,22 @@ def run_worker(
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
         return said
 
-    def reach_servers() -> Client:
+    settings = LinkSettings(
+        rank=config.rank,
+        incarnation=config.incarnation,
+        secret=secret,
+        link=config.link,
+        deadline_s=config.deadline_s,
+        patience_s=config.patience_s,
+        transfer=transfer,
+        worker_threads=config.workers * config.threads,
+        seed=config.seed,
+    )
+
+    def reach_servers() -> Entry:
         servers, lead = hear_start()
         address = Address.from_json(servers[str(lead)])
-        make: Callable[..., Client] = Client
-        if transfer.pipelined:
-            make = functools.partial(PipelinedClient, spans=spans)
-        return make(
-            rank=config.rank,
-            incarnation=config.incarnation,
-            worker_threads=config.workers * config.threads,
-            lead=lead,
-            address=address,
-            secret=secret,
-            link=config.link,
-            mode=parse_mode(config.mode),
-            deadline_s=config.deadline_s,
-            patience_s=config.patience_s,
-            transfer=transfer,
-            seed=config.seed,
-            lane=spans.main,
-        )
+        return Entry(settings, parse_mode(config.mode), lead=lead, address=address, spans=spans)
 
     ledger = LedgerKeeper(
         None if config.ledger_in is None else Path(config.ledger_in),
@@ -164,21 +161,20 @@ def run_worker(
         clock_ns=config.clock_ns,
     )
     session = RunSession(
-        reach_servers=reach_servers,
-        controller=controller,
-        rank=config.rank,
-        world_size=config.workers,
-        servers=config.servers,
-        mode=config.mode,
-        seed=config.seed,
-        optimizers=config.optimizers,
-        transfer=transfer,
-        group=_group(config, secret),
-        spans=spans,
-        values=values,
-        ledger=ledger,
-        faults=Faults.parse(config.faults),
-        tells_norms=config.tells_norms,
+        RunSettings(
+            rank=config.rank,
+            world_size=config.workers,
+            servers=config.servers,
+            mode=config.mode,
+            seed=config.seed,
+            optimizers=config.optimizers,
+            transfer=transfer,
+            tells_norms=config.tells_norms,
+            faults=Faults.parse(config.faults),
+        ),
+        reach_servers,
+        Telemetry(controller, transfer, spans, values, ledger),
+        _group(config, secret),
     )
     enter_session(session)
     session.schedules.watch()

@@ -5,16 +5,17 @@ A script may have several (a GAN, actor and critic). The run has one parameter s
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from paceline.exceptions import UsageError
 from paceline.params import Layout, OptimizerSpec, TensorInfo
+from paceline.worker.script_optimizer import StateDict
 from paceline.worker.steppers.stepper import Stepper
 
-__all__ = ["Incomplete", "OptimizerCalls", "OptimizerSide", "incomplete"]
+__all__ = ["Incomplete", "OptimizerCalls", "OptimizerSide", "SideCalls", "incomplete"]
 
 
 class OptimizerCalls(Protocol):
@@ -22,8 +23,8 @@ class OptimizerCalls(Protocol):
 
     def step(self, side: "OptimizerSide") -> None: ...
     def zeroed(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def optimizer_state(self, side: "OptimizerSide") -> dict[str, Any]: ...
-    def load_optimizer_state(self, side: "OptimizerSide", state: dict[str, Any]) -> None: ...
+    def optimizer_state(self, side: "OptimizerSide") -> StateDict: ...
+    def load_optimizer_state(self, side: "OptimizerSide", state: StateDict) -> None: ...
 
 
 class OptimizerSide:
@@ -39,7 +40,6 @@ class OptimizerSide:
 
     def __init__(
         self,
-        run: OptimizerCalls,
         index: int,
         optimizer: torch.optim.Optimizer,
         served: torch.optim.Optimizer,
@@ -48,7 +48,6 @@ class OptimizerSide:
         spec: OptimizerSpec,
     ) -> None:
         groups = spec.groups_of[index]
-        self._run = run
         self.index = index
         self.optimizer = optimizer
         self.served = served
@@ -63,26 +62,31 @@ class OptimizerSide:
         self.version = 0
         """The version of the parameters that it fetched last."""
 
-    def step(self) -> None:
-        """What optimizer.step() does."""
-        self._run.step(self)
-
-    def zeroed(self, optimizer: torch.optim.Optimizer) -> None:
-        """The script zeroed the optimizer's gradients."""
-        self._run.zeroed(optimizer)
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """What optimizer.state_dict() returns."""
-        return self._run.optimizer_state(self)
-
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """What optimizer.load_state_dict() does."""
-        self._run.load_optimizer_state(self, state)
-
     def infos(self) -> list[TensorInfo | None]:
         """Of the optimizer's parameters, in its order; None for those that are not trained."""
         known = {id(p): info for p, info in zip(self.parameters, self.layout.tensors, strict=True)}
         return [known.get(id(p)) for group in self.optimizer.param_groups for p in group["params"]]
+
+
+class SideCalls:
+    """The calls of one of the script's optimizers, passed on to the session."""
+
+    def __init__(self, run: OptimizerCalls, side: OptimizerSide) -> None:
+        self._run = run
+        self._side = side
+        self.zeroed = run.zeroed
+
+    def step(self) -> None:
+        """What optimizer.step() does."""
+        self._run.step(self._side)
+
+    def optimizer_state(self) -> StateDict:
+        """What optimizer.state_dict() returns."""
+        return self._run.optimizer_state(self._side)
+
+    def load_optimizer_state(self, state: StateDict) -> None:
+        """What optimizer.load_state_dict() does."""
+        self._run.load_optimizer_state(self._side, state)
 
 
 class Incomplete:
@@ -102,11 +106,11 @@ class Incomplete:
     def zeroed(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing: no batch was read."""
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> StateDict:
         """Refused."""
         raise incomplete(self._calls)
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: StateDict) -> None:
         """Nothing: what the run has is newer."""
 
 

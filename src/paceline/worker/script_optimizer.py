@@ -17,6 +17,7 @@ from paceline.params import StateBook, TensorInfo, dtype_named
 
 __all__ = [
     "ExchangingOptimizer",
+    "StateDict",
     "as_loaded",
     "has_history",
     "make_exchanging",
@@ -26,17 +27,21 @@ __all__ = [
 ]
 
 
-class _Exchange(Protocol):
+StateDict = dict[str, Any]
+"""torch's state_dict of an optimizer."""
+
+
+class OptimizerSteps(Protocol):
     def step(self) -> None: ...
     def zeroed(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def optimizer_state(self) -> dict[str, Any]: ...
-    def load_optimizer_state(self, state: dict[str, Any]) -> None: ...
+    def optimizer_state(self) -> StateDict: ...
+    def load_optimizer_state(self, state: StateDict) -> None: ...
 
 
 class ExchangingOptimizer(torch.optim.Optimizer):
     """Mixed in front of the user's optimizer class by `make_exchanging`."""
 
-    _paceline: _Exchange
+    paceline_calls: OptimizerSteps
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradients and take fresh parameters; like the optimizer's own step otherwise."""
@@ -46,7 +51,7 @@ class ExchangingOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._paceline.step()
+        self.paceline_calls.step()
         self._opt_called = True
         for post in self._optimizer_step_post_hooks.values():
             post(self, (closure,), {})
@@ -58,22 +63,22 @@ class ExchangingOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; batches whose gradients are gone without a step are counted as skipped."""
         super().zero_grad(set_to_none)
-        self._paceline.zeroed(self)
+        self.paceline_calls.zeroed(self)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: StateDict) -> None:
         """Refused: the servers' layout is fixed."""
         raise UsageError(
             "add_param_group() after prepare(): the run's parameters are laid out already. Give the "
             "optimizer all parameter groups before prepare()."
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The state from the servers, in torch's format."""
-        return self._paceline.optimizer_state()
+        return self.paceline_calls.optimizer_state()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Give the servers a state in torch's format. Call it on every worker, or on one."""
-        self._paceline.load_optimizer_state(state_dict)
+        self.paceline_calls.load_optimizer_state(state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy, in memory or in a file, is of the user's own class, with the state from the servers."""
@@ -84,21 +89,21 @@ class ExchangingOptimizer(torch.optim.Optimizer):
         new = (type(self).__bases__[1], object, None)
         return copyreg._reconstructor, new, {**self.__getstate__(), "state": defaultdict(dict, state)}  # type: ignore[attr-defined]
 
-    def local_state(self) -> dict[str, Any]:
+    def local_state(self) -> StateDict:
         """This worker's own state, where workers step by themselves."""
         return super().state_dict()
 
-    def load_local_state(self, state_dict: dict[str, Any]) -> None:
+    def load_local_state(self, state_dict: StateDict) -> None:
         """Take over a state as this worker's own."""
         super().load_state_dict(state_dict)
 
 
-def make_exchanging(optimizer: torch.optim.Optimizer, exchange: _Exchange) -> None:
+def make_exchanging(optimizer: torch.optim.Optimizer, exchange: OptimizerSteps) -> None:
     """Turn this very object into one that exchanges."""
     kind = type(optimizer)
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (ExchangingOptimizer, kind), {"__module__": kind.__module__})
-    optimizer._paceline = exchange  # type: ignore[attr-defined]
+    optimizer.paceline_calls = exchange  # type: ignore[attr-defined]
     # A fused optimizer would have a gradient scaler leave the unscaling to its kernel.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
@@ -106,7 +111,7 @@ def make_exchanging(optimizer: torch.optim.Optimizer, exchange: _Exchange) -> No
 def stop_exchanging(optimizer: torch.optim.Optimizer) -> None:
     """Undo `make_exchanging`: the optimizer is of its own class again."""
     _, optimizer.__class__ = type(optimizer).__bases__
-    del optimizer._paceline  # type: ignore[attr-defined]
+    del optimizer.paceline_calls  # type: ignore[attr-defined]
 
 
 def has_history(optimizer: torch.optim.Optimizer) -> bool:
@@ -116,7 +121,7 @@ def has_history(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def pack_state(state: dict[str, Any], infos: Sequence[TensorInfo | None]) -> dict[str, Tensor]:
+def pack_state(state: StateDict, infos: Sequence[TensorInfo | None]) -> dict[str, Tensor]:
     """torch's state_dict of an optimizer as StateBook pieces.
 
     Args:
@@ -142,7 +147,7 @@ def pack_state(state: dict[str, Any], infos: Sequence[TensorInfo | None]) -> dic
     return pieces
 
 
-def as_loaded(state: dict[str, Any], infos: Sequence[TensorInfo | None], *, fused: bool) -> dict[str, Any]:
+def as_loaded(state: StateDict, infos: Sequence[TensorInfo | None], *, fused: bool) -> StateDict:
     """A state_dict with the dtypes that torch's load_state_dict gives it.
 
     Step counts are tensors: float32 for fused kernels, else as they are. All else has its parameter's dtype.
@@ -151,7 +156,7 @@ def as_loaded(state: dict[str, Any], infos: Sequence[TensorInfo | None], *, fuse
         infos: of the optimizer's parameters, in its order; None for those that are not trained.
         fused: whether the servers use fused kernels.
     """
-    loaded: dict[Any, dict[str, Any]] = {}
+    loaded: dict[Any, StateDict] = {}
     for index, values in state["state"].items():
         info = infos[int(index)]
         loaded[index] = dict(values)
@@ -168,20 +173,20 @@ def as_loaded(state: dict[str, Any], infos: Sequence[TensorInfo | None], *, fuse
 
 def unpack_state(
     book: StateBook, infos: Sequence[TensorInfo | None], optimizer: torch.optim.Optimizer
-) -> dict[str, Any]:
+) -> StateDict:
     """The inverse of `pack_state`: torch's state_dict, with the optimizer's present settings.
 
     Adagrad gives every parameter a state when it is made. Parameters that are not trained keep theirs in the
     worker's own optimizer, and it is found there.
     """
-    state: dict[int, dict[str, Any]] = {}
+    state: dict[int, StateDict] = {}
     given = [p for group in optimizer.param_groups for p in group["params"]]
     for index, (p, info) in enumerate(zip(given, infos, strict=True)):
         if info is None:
             if own := optimizer.state.get(p):
                 state[index] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()}
             continue
-        kept: dict[str, Any] = {}
+        kept: StateDict = {}
         for what in book.kinds(info.name):
             value = book.piece(info.name, what, 0, info.numel)
             assert value is not None

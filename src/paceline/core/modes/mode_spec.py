@@ -222,13 +222,21 @@ class ModeSpec:
                 f"Use beta <= {workers}"
             )
 
-    def scale(self, staleness: int) -> float:
-        """The part of its step that a push of this staleness makes."""
+    def scale(self, staleness: int, workers: int) -> float:
+        """The part of its step that a push of this staleness makes, in a run of so many workers.
+
+        Elastic: alpha, which follows the number of workers, since beta = workers * alpha keeps the centre
+        stable.
+        """
+        if self.payload == "elastic":
+            return min(1.0, self.beta / max(1, workers))
         match self.damping:
             case "staleness":
                 return 1 / max(1, staleness)
             case "dynsgd" | "momentum":
                 return 1 / (staleness + 1)
+            case "consgd":
+                return 1 / max(1, workers)
             case _:
                 return 1.0
 

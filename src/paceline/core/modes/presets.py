@@ -49,10 +49,10 @@ Payload = Literal["gradient", "sum", "delta", "elastic", "none"]
 """What a worker pushes: a gradient, gradients summed over its local steps, how far it has moved, an elastic
 difference to the centre, or nothing."""
 
-Damping = Literal["none", "momentum", "staleness", "dynsgd", "dc", "gap"]
+Damping = Literal["none", "momentum", "staleness", "dynsgd", "consgd", "dc", "gap"]
 """What is done about a stale gradient: nothing, less momentum and a shorter step (`damping.py`),
-weighed by 1/staleness or 1/(staleness + 1), delay compensation, or divided by the gap since the worker
-read."""
+weighed by 1/staleness, 1/(staleness + 1) or 1/workers, delay compensation, or divided by the gap since the
+worker read."""
 
 Outer = Literal["own", "adagrad", "average", "nesterov", "fitted"]
 """The servers' optimizer: the script's, Adagrad, SGD of lr 1, SGD of lr 0.7 and Nesterov momentum 0.9, or SGD

@@ -39,12 +39,12 @@ _UP = frozenset({"accuracy", "acc", "top1", "top5", "f1", "auc", "precision", "r
 _DOWN = frozenset({"loss", "error", "perplexity", "mse", "mae", "rmse"})
 LONGEST_NAME = 40
 LEAST_SAMPLES = 3
-"""Of memory, while a run trains: fewer say nothing about the most that it needs."""
+"""Minimum number of memory samples during training; with fewer, no peak is shown."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run, and all that is compared of it."""
+    """A run and everything that a comparison needs of it."""
 
     name: str
     run: RunData
@@ -54,19 +54,19 @@ class ComparedRun:
 
     @classmethod
     def of(cls, run: RunData, state: str | None = None) -> "ComparedRun":
-        """Work its facts out."""
+        """Compute the facts of a run."""
         facts = known_facts(run)
         name = run.status.run_id or str(run.record.get("id") or run.path.name)
         return cls(name, run, facts, diagnosis_of(run, facts), state or run.status.state)
 
     @property
     def timed(self) -> bool:
-        """Whether there are spans."""
+        """Whether the run recorded spans."""
         return any(worker.total_s for worker in self.facts.workers)
 
     @property
     def staleness(self) -> Counter[int]:
-        """Pushes by staleness, from whoever counted them."""
+        """Number of pushes at each staleness, from the tables or else from the status."""
         return self.facts.staleness or Counter(self.run.status.staleness)
 
 
@@ -82,7 +82,7 @@ def columns_of(runs: Sequence[ComparedRun], *, group: bool = True) -> list[Colum
 
 
 def column_names(columns: Sequence[Column]) -> list[str]:
-    """As `short_names`; with the number of repetitions."""
+    """Names of the columns: `short_names`, with the number of repetitions."""
     names = short_names([column[0] for column in columns])
     return [
         name if len(column) == 1 else f"{name}, {len(column)} runs"
@@ -92,12 +92,12 @@ def column_names(columns: Sequence[Column]) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the comparison: a cell a column."""
+    """One line of the comparison: one cell for each column."""
 
     name: str
     cells: tuple[str, ...]
     best: frozenset[int] = frozenset()
-    """Positions of the best, where that means something and they are not all the same."""
+    """Positions of the best cells; empty if the row has no better or worse, or all are equal."""
 
 
 def short_names(runs: Sequence[ComparedRun]) -> list[str]:
@@ -119,7 +119,7 @@ def short_names(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def compare(runs: Sequence[Column]) -> list[Row]:
-    """The table: a column a run, or a group of repetitions. Shares of time are there for runs with spans."""
+    """The table: one column for each run or group of repetitions. Shares of time need spans."""
     # A run is not better for being shorter, unless it did the same.
     every = [each for column in runs for each in column]
     done = {(each.state, each.run.status.samples) for each in every}
@@ -170,7 +170,7 @@ def compare(runs: Sequence[Column]) -> list[Row]:
 
 
 def _steps_per_s(each: ComparedRun) -> float | None:
-    """Of runs without a prepared loader: of the others the samples count, whatever a batch has."""
+    """Steps a second of a run without a prepared loader; None for other runs, whose samples count."""
     return None if each.run.status.loader else each.run.status.steps_per_s or None
 
 
@@ -180,14 +180,14 @@ Value = Callable[[ComparedRun], float | None]
 
 
 def _said(name: str, runs: Sequence[Column], text: Callable[[ComparedRun], str]) -> Row:
-    """A row of words: what the runs of a column do not have in common is listed."""
+    """A row of words. Where the runs of a column differ, all their values are listed."""
     return Row(name, tuple(", ".join(dict.fromkeys(map(text, column))) for column in runs))
 
 
 def _row(
     name: str, runs: Sequence[Column], value: Value, text: Callable[[float], str], better: str = ""
 ) -> Row:
-    """A row of numbers: of repetitions the mean and the standard deviation."""
+    """A row of numbers. Repetitions show mean and standard deviation."""
     found = [[v for each in column if (v := value(each)) is not None] for column in runs]
     values = [statistics.fmean(each) if each else None for each in found]
     means = tuple("–" if v is None else "nan" if math.isnan(v) else text(v) for v in values)
@@ -209,7 +209,7 @@ def _row(
 
 
 def better(metric: str) -> str:
-    """Whether a metric is better `high`, `low`, or nobody knows (empty), by its name."""
+    """Whether a metric of this name is better `high` or `low`; empty if the name does not tell."""
     parts = set(metric.lower().replace("/", "_").replace("-", "_").split("_"))
     return "high" if parts & _UP else "low" if parts & _DOWN else ""
 
@@ -243,7 +243,7 @@ def _max_staleness(each: ComparedRun) -> float | None:
 
 
 def _moved(each: ComparedRun) -> float | None:
-    """Logical bytes."""
+    """Logical bytes that all workers moved."""
     workers = each.run.status.workers.values()
     return sum(worker.moved_out + worker.moved_in for worker in workers) or None
 
@@ -258,7 +258,7 @@ def _on_wire(each: ComparedRun) -> float | None:
 
 
 def _cores_used(each: ComparedRun) -> float | None:
-    """All roles together, the mean over time of each."""
+    """Cores used: the sum over roles of each role's mean over time."""
     table = each.run.columns("resources")
     roles = table["role"] != ROLES.index("host")
     if not roles.any():
@@ -270,7 +270,7 @@ def _cores_used(each: ComparedRun) -> float | None:
 
 
 def _peak_memory(each: ComparedRun) -> float | None:
-    """The most that all roles had together while the run trained; None if that was too short to say."""
+    """Peak of the memory of all roles together during training; None if the training was too short."""
     table, facts = each.run.columns("resources"), each.facts
     kept = table["role"] != ROLES.index("host")
     if facts.began:

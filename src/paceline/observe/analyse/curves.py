@@ -1,4 +1,4 @@
-"""What a run's plots show: its tables as a few curves and a few lanes, however long it was."""
+"""What a run's plots show: its tables as a few curves and timeline rows, however long the run was."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MOST_LINES = 8
-"""In one plot; of more workers the lowest, the mean and the highest are shown."""
+"""Maximum number of lines in a plot; of more workers the lowest, the mean and the highest are shown."""
 MOST_LANES = 32
 MOST_BARS = 6_000
 STEPS_SHOWN = 4
@@ -72,7 +72,7 @@ def thinned(series: Series, points: int = 240) -> Series:
 
 
 def few(series: Sequence[Series]) -> list[Series]:
-    """At most `MOST_LINES` curves: those, or what they have in common."""
+    """At most `MOST_LINES` curves: the curves themselves, or their highest, mean and lowest."""
     series = [each for each in series if len(each.at)]
     if len(series) <= MOST_LINES:
         return list(series)
@@ -141,7 +141,7 @@ def throughput(run: RunData, facts: Facts) -> Series | None:
 
 
 def _going_on(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Counts that begin again with a worker's next process, added up."""
+    """Counts that restart at 0 with a worker's next process, made to rise through all its processes."""
     grown = np.diff(steps, prepend=0.0)
     return np.cumsum(np.where(grown < 0, steps, grown))
 
@@ -190,7 +190,7 @@ def resource_curves(run: RunData, facts: Facts) -> dict[str, list[Series]]:
 
 
 def timeline_lanes(run: RunData, facts: Facts) -> tuple[list[TimelineRow], float]:
-    """A few steps in the middle of the run: what every role did, and how many seconds that is."""
+    """Timeline rows of all roles for a few steps in the middle of the run, and their length in seconds."""
     spans = run.columns("spans")
     main = np.flatnonzero((spans["role"] == _WORKER) & (spans["lane"] == 0))
     if not len(main):
@@ -234,7 +234,7 @@ def _bar(spans: Columns, i: int, low: int) -> Bar:
 
 
 def _summed(curves: list[Series]) -> list[Series]:
-    """Of more roles than a plot can show: the sum of the workers and of the servers."""
+    """At most `MOST_LINES` curves: if there are more, the sum of all workers and of all servers."""
     if len(curves) <= MOST_LINES:
         return curves
     found = []

@@ -23,13 +23,13 @@ WORTH_A_WORD = 0.15
 """A loss below this share of the workers' time is not what limits a run."""
 CLEARLY_SLOWER = 1.3
 _MOST = 0.5
-"""A worker of whose pushes this share was dropped works for nothing."""
+"""If more than this share of a worker's pushes was dropped, its work is lost."""
 
 LOSSES = ("straggler", "dropped", "data", "server", "network", "checkpoint")
 """What a worker's time can be lost to; each is a share in the Diagnosis."""
 
 _FREE = frozenset({"asp", "downpour", "easgd", "eamsgd", "hogwild", "dogwild"})
-"""Modes in which nobody waits for anybody but at an epoch's end."""
+"""Modes in which a worker waits for others only at the end of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Diagnosis:
     network: float = 0.0
     checkpoint: float = 0.0
     dropped: float = 0.0
-    """Computing whose result came too late (backup:b)."""
+    """Share of the time spent on gradients that came too late and were dropped (backup:b)."""
     modes: tuple[str, ...] = ()
-    """Those that the advice names as better. The one that the run was in is never among them."""
+    """Modes that the advice recommends; never the mode of the run itself."""
 
     @property
     def text(self) -> str:
@@ -60,7 +60,7 @@ class Diagnosis:
 def diagnose_run(
     status: RunStatus, facts: Facts, mode: str, cores: int | None = None, using: Collection[str] = ()
 ) -> Diagnosis:
-    """What there is to say about a run: why it failed, that it diverged, or else what limited it."""
+    """The diagnosis of a run: why it failed, that it diverged, or else what limited it."""
     if status.state == "failed" or status.error:
         said = (status.error or "nobody said why").strip().partition("\n")[0]
         return Diagnosis("failure", f"The run failed. {said}", "")
@@ -72,7 +72,7 @@ def diagnose_run(
 def diagnose(
     facts: Facts, mode: str = "bsp", cores: int | None = None, using: Collection[str] = ()
 ) -> Diagnosis:
-    """What limited a run that did what it should.
+    """What limited a run that neither failed nor diverged.
 
     Args:
         mode: that it was in, as in `ssp:3`.
@@ -137,7 +137,7 @@ def _wasted(worker: WorkerFacts) -> float:
 def _server_share(facts: Facts, total: float) -> float:
     """The part of the workers' time in which the answer they waited for was being computed.
 
-    An update serves everybody who waits for it. Where pushes come one by one, a push also waits for those
+    An update serves all workers that wait for it. Where pushes come one by one, a push also waits for those
     before it: the busier the server, the longer (as in a queue).
     """
     if not facts.servers or not facts.seconds:
@@ -272,7 +272,7 @@ def _by_dropped(facts: Facts, share: float, mode: str) -> Said:
 
 
 def _dropped(facts: Facts, mode: str) -> str:
-    """Who works for nothing in backup:b: empty if nobody does."""
+    """Sentence about the workers whose pushes are mostly dropped in backup:b; empty if there are none."""
     if _name(mode) != "backup":
         return ""
     text = ""
@@ -362,7 +362,7 @@ def _number(mode: str) -> int:
 
 
 def _is_free(mode: str) -> bool:
-    """Whether nobody waits for anybody, in an epoch."""
+    """Whether workers never wait for each other within an epoch."""
     name, _, inner = mode.partition(":")
     return _name(mode) in _FREE or (name == "hybrid" and _name(inner) in _FREE)
 

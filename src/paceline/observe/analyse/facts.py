@@ -1,4 +1,4 @@
-"""What follows from a run's tables: who did what for how long, who waited for whom, how stale pushes were.
+"""Figures from a run's tables: time by role and phase, waits between workers, staleness of pushes.
 
 Sums come from `totals` and `pushes.csv`, which are exact; medians and percentiles from `spans`, which are
 kept for every step at first and for some steps of a long run.
@@ -19,7 +19,7 @@ __all__ = ["Facts", "LinkFacts", "Series", "ServerFacts", "Times", "WorkerFacts"
 
 _WORKER, _SERVER = ROLES.index("worker"), ROLES.index("server")
 _POINTS = 240
-"""Of a curve: more than a plot can show."""
+"""Maximum number of points of a curve; a plot cannot show more."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class WorkerFacts:
     step: Times = field(default_factory=Times)
     """From one step's end to the next's."""
     busy: float = 0.0
-    """Seconds of a step in which it waited for nobody: loading, computing, sending. The median."""
+    """Median seconds of a step without waiting for others: loading, computing, sending."""
     blocked_on: dict[int, float] = field(default_factory=dict)
     """Seconds in which it waited for another worker, by rank."""
     bytes_out: int = 0
@@ -110,7 +110,7 @@ class LinkFacts:
 
 @dataclass
 class Facts:
-    """See the module. Empty tables give zeros."""
+    """All facts of a run, see the module. Empty tables give zeros."""
 
     began: float = 0.0
     """Unix time of the first span, in seconds."""
@@ -159,7 +159,7 @@ class Facts:
 
     @property
     def communication(self) -> float:
-        """The part of their time in which workers sent, received or waited for somebody."""
+        """The part of their time in which workers sent, received or waited for another role."""
         return self.share(*(PHASES[p] for p in COMMUNICATION))
 
     @property
@@ -179,7 +179,7 @@ class Facts:
 
 
 def facts_of(run: RunData) -> Facts:
-    """Work it all out."""
+    """Compute all facts of a run."""
     totals, spans, pushes = run.columns("totals"), run.columns("spans"), run.push_columns
     facts = Facts()
     _add_times(facts, totals, spans)
@@ -219,7 +219,7 @@ def _add_times(facts: Facts, totals: Columns, spans: Columns) -> None:
 
 
 def _add_totals(workers: dict[int, WorkerFacts], totals: Columns) -> None:
-    """Seconds by phase, and who was waited for."""
+    """Seconds by phase, and by the worker that was waited for."""
     main = (totals["role"] == _WORKER) & (totals["lane"] == 0)
     for rank, worker in workers.items():
         mine = main & (totals["rank"] == rank)
@@ -236,7 +236,7 @@ def _add_totals(workers: dict[int, WorkerFacts], totals: Columns) -> None:
 
 
 def _add_steps(workers: dict[int, WorkerFacts], spans: Columns) -> None:
-    """How long steps took: of those that were kept in detail."""
+    """Durations of the steps whose spans were kept."""
     main = (spans["role"] == _WORKER) & (spans["lane"] == 0)
     waiting = (spans["phase"] == Phase.WAIT) | (spans["phase"] == Phase.PULL)
     for rank, worker in workers.items():
@@ -310,7 +310,7 @@ def _counted(values: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> C
 
 
 def _means(at: npt.NDArray[np.float64], values: npt.NDArray[np.int64]) -> tuple[list[float], list[float]]:
-    """Few points instead of many: the mean of each of so many equal parts of 0 to 1."""
+    """Fewer points: the mean of the values in each of `_POINTS` equal parts of 0 to 1."""
     bins = np.minimum((at * _POINTS).astype(np.int64), _POINTS - 1)
     counts = np.bincount(bins, minlength=_POINTS)
     sums = np.bincount(bins, values, _POINTS)

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["arguments_of", "differing_settings", "repetitions", "script_of", "seed_of"]
 
 _NOT_SETTINGS = frozenset({"seed", "run_dir"})
-"""Of a job, what does not tell two settings apart."""
+"""Fields of a job that two repetitions may differ in."""
 _SHOWN_APART = _NOT_SETTINGS | {"mode", "workers", "servers", "args", "script", "module"}
 _SEED = re.compile(r"(--?)?(random[-_])?seed", re.IGNORECASE)
 

@@ -1,4 +1,4 @@
-"""A run's tables, read back: while it goes on, after its end, or as far as a killed one got."""
+"""A run's tables, read back: while it runs, after its end, or after it was killed."""
 
 import contextlib
 import functools
@@ -121,7 +121,7 @@ class RunData:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many records of a kind are not there."""
+        """Number of records left out, by kind."""
         values = self.values.left_out
         return {**self.status.left_out, **({"metrics": values} if values else {})}
 
@@ -130,7 +130,7 @@ class RunData:
         return any(event.get("kind") == "metrics" for event in self.events)
 
     def _old_metrics(self) -> "pd.DataFrame":
-        """Of versions that kept metrics among the events, without all labels."""
+        """Metrics of a run of an older version, which kept them in events.jsonl with fewer labels."""
         import pandas as pd
 
         resumed = [pd.Timestamp(each["at"]) for each in self.record.get("resumes", ()) if "at" in each]
@@ -268,6 +268,6 @@ class RunData:
 
 
 def _whole_push(line: bytes, columns: int) -> list[bytes] | None:
-    """A line's numbers; None if it is torn, or two torn ones became one."""
+    """The numbers of a line; None if the line is torn or was merged with another one."""
     fields = line.split(b",")
     return fields if len(fields) == columns and all(f.removeprefix(b"-").isdigit() for f in fields) else None

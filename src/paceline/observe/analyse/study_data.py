@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,15 @@ class Band:
     """0 where there is one seed only."""
 
 
+class TrialRecord(TypedDict):
+    """One run of a study, as study.json has it."""
+
+    name: str
+    cell: dict[str, str]
+    """Its values of the grid's keys."""
+    seed: int
+
+
 class StudyData:
     """What a study directory holds. It may be going on: runs that have not begun are in state `new`."""
 
@@ -68,7 +77,7 @@ class StudyData:
             self.axes: list[str] = [
                 axis["key"].removeprefix("arg:").lstrip("-") for axis in self.plan["grid"]
             ]
-            self.trials: list[dict[str, Any]] = self.plan["trials"]
+            self.trials: list[TrialRecord] = self.plan["trials"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{path} is not a study's directory: study.json: {error}. `paceline study` makes one"
@@ -91,7 +100,7 @@ class StudyData:
 
         rows = []
         for trial, data, state in self._data:
-            row: dict[str, Any] = {
+            row: dict[str, object] = {
                 "trial": trial["name"],
                 **trial["cell"],
                 "seed": trial["seed"],
@@ -140,7 +149,7 @@ class StudyData:
         rows = []
         for labels in self._combinations():
             mine = done[_matching(done, labels)]
-            row: dict[str, Any] = {**labels, "runs": len(mine)}
+            row: dict[str, object] = {**labels, "runs": len(mine)}
             for name in numbers:
                 mean, spread = deviation(mine[name].to_numpy(float))
                 row |= {name: mean, f"{name}_sd": spread}
@@ -167,12 +176,12 @@ class StudyData:
                 found.append(band)
         return found
 
-    def _combinations(self) -> list[dict[str, Any]]:
+    def _combinations(self) -> list[dict[str, object]]:
         frame = self.runs[self.axes].drop_duplicates() if self.axes else self.runs.iloc[:1][[]]
         return [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False)]
 
     @functools.cached_property
-    def _data(self) -> list[tuple[dict[str, Any], RunData | None, str]]:
+    def _data(self) -> list[tuple[TrialRecord, RunData | None, str]]:
         found = []
         for trial in self.trials:
             path = self.path / "runs" / trial["name"]

@@ -44,7 +44,7 @@ def key_figures(run: RunData, facts: Facts, state: str | None = None) -> list[tu
 
 
 def known_facts(run: RunData) -> Facts:
-    """`facts_of`, or no facts if the tables are damaged beyond that: `run.missing` then says so."""
+    """`facts_of`, or empty facts if the tables are too damaged; `run.missing` then says so."""
     try:
         return facts_of(run)
     except Exception as error:  # a report of the rest is worth more than this error
@@ -53,7 +53,7 @@ def known_facts(run: RunData) -> Facts:
 
 
 def diagnosis_of(run: RunData, facts: Facts) -> Diagnosis:
-    """What limited the run, in the mode that it ended in; or that it failed or diverged."""
+    """The diagnosis of the run in the mode that it ended in."""
     mode = run.status.mode or str(run.job.get("mode") or "bsp")
     usual = {"overlap": False, "compress": "none", "prefetch": 0}
     using = {name for name, value in usual.items() if run.job.get(name, value) != value}
@@ -70,7 +70,7 @@ def summary_of(
     command: Sequence[str] = (),
     facts: Facts | None = None,
     diagnosis: Diagnosis | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The report's numbers as plain data; a metric that is NaN or infinite is null, as in JSON."""
     facts = facts or Facts()
     timed = bool(facts.timed_s)
@@ -132,15 +132,15 @@ def summary_of(
         "takeovers": status.takeovers,
         "checkpoints": status.checkpoints,
     }
-    found: dict[str, Any] = _finite(summary)
+    found: dict[str, object] = _finite(summary)
     return found
 
 
-def _workers(status: RunStatus, facts: Facts) -> list[dict[str, Any]]:
+def _workers(status: RunStatus, facts: Facts) -> list[dict[str, object]]:
     known = {worker.rank: worker for worker in facts.workers}
     found = []
     for rank, worker in sorted(status.workers.items()):
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "rank": rank,
             "state": worker.state,
             "steps": worker.clock,
@@ -176,7 +176,7 @@ def _shares(diagnosis: Diagnosis) -> dict[str, float]:
 
 
 def _cores(run: RunData) -> int | None:
-    """Of the host that the run was on, if it was one: this one."""
+    """Number of cores of the run's host; None if roles ran on other hosts."""
     plan = run.record.get("plan")
     with contextlib.suppress(AttributeError, TypeError):
         if plan and any(role.get("host") != "localhost" for role in plan.get("roles", ())):

@@ -16,17 +16,17 @@ WINDOW_S = 10.0
 LOSS_WINDOW_S = 30.0
 LEAST_TRAINED_S = 10.0
 LEAST_STEPS = 20
-"""Nothing is said before a run has made so many: first steps are like no others."""
+"""Number of steps before the first warning: the first steps are not typical."""
 
 IDLENESS = 0.3
 LOADING = 0.3
 SLOWER = 2.0
 _FEW = 3
-"""Steps of a worker, or updates, that say too little about how long one takes."""
+"""Number of steps or updates below which their duration is not judged."""
 _LOSS_VALUES = 12
 _RISE = 0.05
 _ERRORS = 4
-"""A loss rises if its mean does by this share of it and by so many standard errors: it is looked at every
+"""A loss rises if its mean rises by this share and by this number of standard errors: it is tested every
 second, so chance has many chances."""
 
 _NEVER_WAITS = re.compile(r"(hybrid:)?(asp|downpour|easgd|eamsgd|hogwild|dogwild)\b")
@@ -34,7 +34,7 @@ _BOUND = re.compile(r"(?:hybrid:)?(?:ssp:(\d+)|(asp|downpour)\b)")
 
 
 class Watch:
-    """Sees one status after another and says what is worth a warning, each once a run.
+    """Takes one status after another and returns warnings, each at most once a run.
 
     Pure: `elapsed_s` is the clock. Rates are of the last 10 s, or of as many as a few steps take.
     """
@@ -77,7 +77,7 @@ class Watch:
         return [text for _, text in new if text]
 
     def _begin_again(self, status: RunStatus) -> None:
-        """What was before is not what is: another mode, other processes, a pause to recover."""
+        """Forget earlier statuses: the mode or the processes changed, or the run recovered."""
         self._mode, self._processes = status.mode, _processes(status)
         self._window = _new_window()
         self._losses.clear()
@@ -185,7 +185,7 @@ class Watch:
 
 
 def _processes(status: RunStatus) -> dict[int, int | None]:
-    """The workers' processes: another one's times begin at 0, and its first steps are slow."""
+    """Process ids of the workers: a new process counts from 0, and its first steps are slow."""
     return {rank: worker.pid for rank, worker in status.workers.items()}
 
 
@@ -194,7 +194,7 @@ def _new_window() -> Window:
 
 
 def _bound(status: RunStatus) -> int:
-    """What staleness is bounded to, or in asp usually reaches; 0 if the mode has none."""
+    """The mode's bound of the staleness, or its usual value in asp; 0 if the mode has none."""
     match = _BOUND.match(status.mode)
     if match is None:
         return 0

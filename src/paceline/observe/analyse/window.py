@@ -15,7 +15,7 @@ WAITING = ("wait", "pull")
 
 _COMPUTE = frozenset(PHASES[phase] for phase in COMPUTATION)
 _SPACING = 40
-"""A window holds about so many moments, however often it is shown one."""
+"""Approximate number of moments that a window holds, however many statuses it gets."""
 _MOST_MOMENTS = 240
 
 
@@ -36,7 +36,7 @@ class WorkerRates:
 
     @property
     def accounted_s(self) -> float:
-        """Seconds that the worker told of."""
+        """Seconds that the worker has reported."""
         return sum(self.phases.values())
 
     @property
@@ -55,7 +55,7 @@ class WorkerRates:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step in which it waited for nobody; 0 without a step."""
+        """Seconds of a step without waiting for others; 0 without a step."""
         return (self.accounted_s - self.waited_s) / self.steps if self.steps else 0.0
 
 
@@ -106,13 +106,13 @@ class _Moment:
 
 
 class Window:
-    """What happened in the last so many seconds. Pure: a status's `elapsed_s` is the clock.
+    """What happened in the last `seconds` seconds. Pure: a status's `elapsed_s` is the clock.
 
     With one status, all rates are means since the workers began to train.
 
     Args:
         seconds: how long it is, about.
-        least_steps: it is longer if its fastest worker would not have made so many in it.
+        least_steps: the window grows until its fastest worker has made this number of steps in it.
     """
 
     def __init__(self, seconds: float, *, least_steps: int = 0) -> None:
@@ -145,7 +145,7 @@ class Window:
 
     @property
     def whole(self) -> bool:
-        """Whether rates are means since the beginning, for want of a second status."""
+        """Whether rates are means since the beginning, because there is only one status."""
         return len(self._past) < 2
 
     @property

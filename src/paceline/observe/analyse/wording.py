@@ -94,7 +94,7 @@ def state(status: RunStatus, known: str | None = None) -> str:
     """`running`, `succeeded`; of a run that ended well and learned nothing `succeeded, but diverged`.
 
     Args:
-        known: the state, from somebody who knows whether the run's process lives.
+        known: the state, from a caller that knows whether the run's process lives.
     """
     known = known or status.state
     if not status.diverged or known not in ("succeeded", "stopped"):

@@ -18,7 +18,7 @@ class GpuUsage:
     share: float
     """Of the time in which they computed, 0 to 1; their mean."""
     memory: int
-    """Bytes in use, by anybody; their sum."""
+    """Sum of the bytes in use, by all processes of the host."""
 
 
 class _Utilization(ctypes.Structure):

@@ -35,7 +35,7 @@ class Ledger:
     ended_ns: int = 0
     """When its last step ended."""
     moved_out: int = 0
-    """Logical bytes: what its steps gave to others, whatever carried it (docs/observing.md)."""
+    """Logical bytes: what its steps sent, over any carrier (docs/observing.md)."""
     moved_in: int = 0
     wire_out: int = 0
     """Payload bytes that left over a socket."""
@@ -65,7 +65,7 @@ _RECORD = struct.Struct(f"<{len(fields(Ledger))}q")
 
 
 def together(ledgers: Iterable[Ledger]) -> Ledger:
-    """Of processes that did it one after the other, or beside each other: counts add up."""
+    """The ledger of several processes together: counts add up."""
     found = Ledger()
     for each in ledgers:
         found.steps += each.steps
@@ -115,7 +115,7 @@ class LedgerKeeper:
             self._asked_ns, self._drawing = self._now(), True
 
     def drew_nothing(self) -> None:
-        """There was none: a resumed run has done that epoch already."""
+        """The epoch had no batch: a resumed run had finished it already."""
         self._drawing = False
 
     def got_batch(self) -> None:
@@ -124,7 +124,7 @@ class LedgerKeeper:
             self.ledger.began_ns = self._asked_ns or self._now()
 
     def peeked(self) -> None:
-        """The script only looked at a batch: before the first step that was no beginning."""
+        """The script only peeked at a batch: the first step has not begun."""
         if not self.ledger.steps:
             self.ledger.began_ns, self._drawing = 0, False
 
@@ -139,7 +139,7 @@ class LedgerKeeper:
         self.write()
 
     def moved(self, out: int, back: int) -> None:
-        """A step gave others so many bytes, and got so many."""
+        """Add the logical bytes that a step sent and received."""
         self.ledger.moved_out += out
         self.ledger.moved_in += back
 
@@ -233,7 +233,7 @@ class Ledgers:
         return []
 
     def remove(self) -> None:
-        """Their numbers are in the status: the files can go."""
+        """Delete the files: the status has their numbers."""
         for _, _, path in self._files():
             with contextlib.suppress(OSError):
                 path.unlink()

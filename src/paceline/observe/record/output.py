@@ -34,7 +34,7 @@ def parse_shown(text: str, workers: int | None = None) -> int | None:
     """Whose output the terminal shows, from `worker:N` or `all` (None).
 
     Args:
-        workers: so many there are, if that is known.
+        workers: their number, if it is known.
     """
     if text == "all":
         return None
@@ -91,7 +91,7 @@ class Screen:
         self._rest = self._colour = ""
 
     def feed(self, data: bytes) -> list[str]:
-        """Take more of it. Returns lines that it is too far from to change."""
+        """Take more output. Returns the lines that are final: the cursor is too far below them."""
         text = self._rest + self._decoder.decode(data)
         unfinished = _UNFINISHED.search(text, max(0, len(text) - _LONGEST_ESCAPE))
         self._rest = text[unfinished.start() :] if unfinished else ""
@@ -107,7 +107,7 @@ class Screen:
         return [self._first() for _ in range(self._row)]
 
     def end(self) -> list[str]:
-        """All that is left; also a last line without an end."""
+        """All remaining lines, also an unfinished last one."""
         done = self.settled()
         done += [self._first() for _ in range(len(self._rows) - 1)]
         last = self._rows[0].text()

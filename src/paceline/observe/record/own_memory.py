@@ -55,7 +55,7 @@ class OwnMemory:
         self._left_s = ALLOWANCE_S
         self._seen: float | None = None
         self.unknown = False
-        """Whether the system does not tell: then it is the resident size."""
+        """Whether the system does not report the proportional size: then the resident size is used."""
 
     def of(self, resident: Mapping[int, int]) -> dict[int, int]:
         """Bytes of each process.

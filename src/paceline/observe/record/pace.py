@@ -23,7 +23,7 @@ class TrainingPace:
     seconds: float = 0.0
     """From the first step's begin to the last step's end."""
     samples_seconds: float | None = None
-    """While the run goes on: to the end of what the samples are known of. None: as `seconds`."""
+    """While the run goes on: seconds up to the last report of samples. None: equal to `seconds`."""
 
     @property
     def samples_per_s(self) -> float:

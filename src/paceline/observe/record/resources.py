@@ -21,9 +21,9 @@ from paceline.observe.record.tables import RESOURCES, ROLES, RawTable
 __all__ = ["Sampler", "Usage"]
 
 PACE = ((600.0, 1.0), (3600.0, 2.0), (float("inf"), 5.0))
-"""Up to so many seconds into the run, a sample every so many: a long run's table stays small."""
+"""(up to this age of the run, interval between samples), both in seconds: a long run's table stays small."""
 _DUE_EARLY = 0.05
-"""A caller that comes by every second is not made to wait for the next."""
+"""Tolerance, so that a caller that comes every second does not miss a sample."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ class _Account:
 class Sampler:
     """Samples, and appends what it finds to `raw/controller.resources`.
 
-    A process that is gone is left out; whatever the system does not tell is 0. Never raises. A sample of the
+    A process that is gone is left out; what the system does not report is 0. Never raises. A sample of the
     controller, a server and two workers takes 0.9 ms of CPU time, one of 64 workers 6 ms: 0.1 % and 0.6 % of
     a core.
 
     Args:
         directory: the run's `raw/`.
         clock_ns: from this host's monotonic clock to Unix time.
-        gpus: whom to ask about GPUs; for tests.
-        own_memory: whom to ask about memory; for tests.
+        gpus: source of the GPU figures; for tests.
+        own_memory: source of the memory figures; for tests.
         clock: the monotonic clock, in ns; for tests.
     """
 

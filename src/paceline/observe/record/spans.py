@@ -26,7 +26,7 @@ _TOTALS_EVERY = 1 / 2000
 """Sums are written this part of the time apart that they have been recorded for: every 0.5 s at first, every
 22 s after 12 hours. So a file of them grows with the logarithm of the time."""
 MOST_SPANS = 400_000
-"""After so many of a role only every second step is kept in detail, after as many again every fourth, …"""
+"""After this number of spans a role keeps only every second step, after as many again every fourth, …"""
 
 _IDLE = Phase.IDLE
 _OTHER = 4
@@ -50,7 +50,7 @@ class Lane:
         self._began = perf_counter_ns()
         self._bytes = 0
         self._other = self._slice = -1
-        # By phase and, in the bits above it, who it has to do with.
+        # By phase and, in the bits above it, the rank of the other role.
         self._sums: dict[int, list[int]] = {}
         self._told: dict[int, list[int]] = {}
 
@@ -58,7 +58,7 @@ class Lane:
         """Begin a phase; returns the one that it ends.
 
         Args:
-            other: rank of who it has to do with.
+            other: rank of the role at the other end, or that is waited for.
             slice_: the one that it has to do with.
         """
         before = self._phase
@@ -89,11 +89,11 @@ class Lane:
             )
 
     def carried(self, nbytes: int) -> None:
-        """So many bytes of payload, in this phase."""
+        """Add payload bytes to this phase."""
         self._bytes += nbytes
 
     def blame(self, other: int, seconds: float) -> None:
-        """The first so many seconds of this phase were somebody's doing."""
+        """Attribute the first `seconds` of this phase to the role of rank `other`."""
         now, until = perf_counter_ns(), self._began + round(seconds * 1e9)
         phase = self._phase
         self._other = other

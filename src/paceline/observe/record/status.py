@@ -1,4 +1,4 @@
-"""A run at one moment, as data: what the controller writes, and everybody else shows."""
+"""A run at one moment, as data: the controller writes it, all displays show it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class WorkerStatus:
     rank: int
     state: str = "starting"
     clock: int = 0
-    """Steps finished: of all processes that had this rank, in all starts of the run."""
+    """Number of finished steps of all processes that had this rank, in all starts of the run."""
     step_s: float = 0.0
     """Seconds spent computing since it started."""
     wait_s: float = 0.0
@@ -30,9 +30,9 @@ class WorkerStatus:
     """Payload that its sockets carried; through shared memory none is."""
     moved_out: int = 0
     moved_in: int = 0
-    """Logical bytes: what its steps gave and got, whatever carried it."""
+    """Logical bytes that its steps sent and received, over any carrier."""
     earlier: dict[str, int] = field(default_factory=dict)
-    """The part of these counts that is of earlier starts of the run, by `Ledger`'s names."""
+    """The part of these counts that comes from earlier starts of the run, by `Ledger`'s names."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the script reported last."""
     logged_at: dict[str, int] = field(default_factory=dict)
@@ -109,13 +109,13 @@ class RunStatus:
     first_step_s: float = 0.0
     """How much longer a worker's first step took than the mean of its others, at most: compiling, caches."""
     progressed_s: float = 0.0
-    """When `samples` grew last, as far as was told."""
+    """When the servers last reported more `samples`."""
     told_all: bool = False
-    """Whether `samples` and `version` are the last ones: the servers have told them when they ended."""
+    """Whether `samples` and `version` are final: the servers reported them when they ended."""
     earlier_s: float = 0.0
     """How long earlier starts of the run trained."""
     mode: str = ""
-    """The one that it is in now: a run can be switched."""
+    """The current mode: a run can be switched."""
     rule: str = ""
     """What that mode means, in words."""
     version: int = 0
@@ -160,7 +160,7 @@ class RunStatus:
     """What the worker that ended the run in error exited with; 0: none did."""
     stopped_by: int = 0
     """The signal that stopped the run; 0: none did."""
-    leases: list[dict[str, Any]] = field(default_factory=list)
+    leases: list[dict[str, int]] = field(default_factory=list)
     """`LeaseBook.accounts()`: what became of the samples of each of the last epochs."""
     earlier_epochs: dict[str, int] = field(default_factory=dict)
     """`LeaseBook.earlier()`: how many epochs there were before those, and the sums of their accounts."""
@@ -172,7 +172,7 @@ class RunStatus:
     update_s: float = 0.0
     """Seconds the lead server spent updating parameters."""
     messages: list[str] = field(default_factory=list)
-    """What people should read, oldest first; it only grows."""
+    """Messages for people, oldest first; entries are only added."""
     ended_early: str | None = None
     """Why it ended before its scripts would have: the workers' votes, or a limit. It is no failure."""
     first_losses: dict[str, float] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class RunStatus:
     """That the training diverges, why that is likely, and what to change. A run may end like this: its state
     is what its scripts made of it, and this says what that is worth."""
     error: str | None = None
-    """Why it failed: who, what, and the traceback."""
+    """Why it failed: the role, the error and the traceback."""
 
     def hear(self, told: dict[str, Any]) -> None:
         """What the lead server tells of the run, now and then."""
@@ -267,7 +267,7 @@ class RunStatus:
         names = sorted(found, key=lambda name: name != "loss")
         return {name: sum(found[name]) / len(found[name]) for name in names}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As plain data; keys that are numbers become strings, as JSON has it."""
         data = dataclasses.asdict(self)
         for roles in ("workers", "servers"):

@@ -1,9 +1,9 @@
 """The tables that a run leaves behind: their columns, and their two forms on disk.
 
-While a run goes on every role appends fixed-size records to files of its own (`raw/`): an append survives
-whatever is killed, and costs no library. A file that is torn (by a full disk, or a kill in mid-write) is cut
-at its last whole record, and that is said. When the run is over the controller turns them into one Parquet
-file a table, and they are gone.
+While a run goes on every role appends fixed-size records to files of its own (`raw/`): an append survives a
+kill of any process, and needs no library. A file that is torn (by a full disk, or a kill in mid-write) is cut
+at its last whole record, and the run says so. When the run is over, the controller replaces them by one
+Parquet file for each table.
 
     raw/worker-1.0.spans      role, rank, incarnation, and the table
     raw/controller.resources
@@ -65,7 +65,7 @@ SPANS = Table(
             ("bytes", "<i8"),  # payload that a link carried
             ("step", "<i4"),  # the worker's clock, or the server's count of updates
             ("slice", "<i4"),  # -1: all, or none
-            ("other", "<i2"),  # rank: who was waited for, or which server or worker the bytes went to
+            ("other", "<i2"),  # rank of the role that was waited for, or that the bytes went to
             ("phase", "u1"),
             ("lane", "u1"),  # 0: the role's main thread, whose phases add up to its time
         ]

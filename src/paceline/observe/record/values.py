@@ -1,7 +1,7 @@
 """Values that a run's script logged: every one of them, with its labels.
 
 A worker writes each value into memory that is mapped to a file of its own, so a value that `paceline.log` has
-taken survives whatever kills the worker. The file is a header and slots of one size; the last byte of a slot
+taken survives any end of the worker. The file is a header and slots of one size; the last byte of a slot
 is written last and says what it holds, so a slot that was being written is not one yet.
 
     raw/worker-1.0.values     rank, attempt
@@ -144,7 +144,7 @@ class ValueWriter:
                 self._grow()
 
     def begin_at(self, step: int) -> None:
-        """The run goes on from a checkpoint, where this worker had made so many steps."""
+        """The run continues from a checkpoint, at which this worker had finished `step` steps."""
         with self._lock:
             self.began = self.steps = step
             self._write_header()
@@ -241,7 +241,7 @@ class ValueWriter:
         del self._waiting[:written]
 
     def _room(self, slots: int) -> bool:
-        """Whether so many slots can be written in one piece; begins a new chunk if that is needed."""
+        """Whether this number of slots fits into one chunk; begins a new chunk if necessary."""
         if self._at + slots * _SLOT > self._end:
             while self._at < self._end:  # the beginning of a name that has no letters here
                 _NAME.pack_into(self._memory, self._at, b"", 0, _GOES_ON)

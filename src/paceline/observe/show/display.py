@@ -67,7 +67,7 @@ _WORTH_A_WORD = 0.005
 class Display:
     """A picture at the cursor, which is drawn over, erased and drawn again when it is told to.
 
-    Not rich's Live: that takes all that is printed meanwhile for lines, and a script's bar is none.
+    rich's Live is not used: it expects whole lines from the script, and a progress bar is none.
     """
 
     def __init__(self, stream: TextIO, *, full: bool = False) -> None:
@@ -202,7 +202,7 @@ def _workers(status: RunStatus, width: int, room: int) -> RenderableType:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the full picture: what stands in it, and how dear it is where room is short."""
+    """A column of the full picture: its content, and its priority on a narrow terminal."""
 
     title: str
     cells: Sequence[Text]
@@ -274,7 +274,7 @@ def _server_columns(status: RunStatus, window: Window) -> list[_Column]:
 
 
 def _usage(cores: Sequence[float], memory: Sequence[int], kind: str) -> list[_Column]:
-    """CPU and memory; not there in a run that nobody measured."""
+    """CPU and memory columns; empty for a run without resource samples."""
     if not any(memory):
         return []
     return [

@@ -242,7 +242,7 @@ def _number(value: float) -> str:
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves `/metrics` for Prometheus to scrape; whatever else is asked for is not there.
+    """Serves `/metrics` for Prometheus to scrape; every other path is answered with 404.
 
     Args:
         page: makes the text, anew for each request.

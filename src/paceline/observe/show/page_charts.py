@@ -202,7 +202,7 @@ def resources(page: RunView) -> str:
 
 
 def histogram(staleness: Counter[int], most: int = 30) -> tuple[list[str], list[float]]:
-    """Labels and pushes of at most so many bars; of a wide range a bar holds several values."""
+    """Labels and pushes of at most `most` bars; over a wide range a bar holds several values."""
     width = -(-(max(staleness) + 1) // most)
     counts = [0.0] * (max(staleness) // width + 1)
     for each, pushes in staleness.items():

@@ -50,7 +50,7 @@ class Passing:
             self.unfinished = not data.endswith(b"\n")
 
     def end_line(self) -> None:
-        """What is written next begins a line."""
+        """End the script's unfinished line, so that our text begins a line."""
         if self.unfinished:
             self.unfinished = False
             self._ours.write("\n")

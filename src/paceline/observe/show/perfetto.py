@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -141,8 +141,8 @@ def _write(file: IO[str], run: RunData, spans: Columns, chosen: npt.NDArray[np.i
     began = int(spans["start"][chosen].min())
     ended = int((spans["start"][chosen] + spans["ns"][chosen]).max())
     for event in _counters(run, spans, processes, (began, ended)):
-        ts = (event.pop("at") - origin) / 1000
-        file.write(json.dumps({**event, "ph": "C", "ts": ts}) + ",\n")
+        shown = {"name": event.name, "pid": event.pid, "args": event.args}
+        file.write(json.dumps({**shown, "ph": "C", "ts": (event.at - origin) / 1000}) + ",\n")
     # The names come last, when all are known; the last event has no comma.
     file.write(",\n".join(json.dumps(event) for event in processes.names()) + "\n]}\n")
 
@@ -160,7 +160,7 @@ class _Processes:
     def lane(self, pid: int, lane: int) -> None:
         self._lanes.add((pid, lane))
 
-    def names(self) -> Iterator[dict[str, Any]]:
+    def names(self) -> Iterator[dict[str, object]]:
         for place, ((role, rank, incarnation), pid) in enumerate(sorted(self._pids.items())):
             name = _name(role, rank) + (f" (restart {incarnation})" if incarnation else "")
             for kind, args in (("name", {"name": name}), ("sort_index", {"sort_index": place})):
@@ -177,7 +177,7 @@ class _Processes:
 def _span_events(
     spans: Columns, chosen: npt.NDArray[np.int64], origin: int, processes: _Processes
 ) -> Iterator[str]:
-    """Text of so many events at a time."""
+    """The events as text, `_CHUNK` spans at a time."""
     heads: dict[tuple[int, int], str] = {}
     others: dict[tuple[int, int, int], str] = {}
     for at in range(0, len(chosen), _CHUNK):
@@ -229,9 +229,18 @@ def _name(role: int, rank: int) -> str:
     return word if word in ("controller", "host") else f"{word}:{rank}"
 
 
+class _Counter(NamedTuple):
+    """A value of a process at a moment (Unix ns)."""
+
+    name: str
+    pid: int
+    at: int
+    args: dict[str, float]
+
+
 def _counters(
     run: RunData, spans: Columns, processes: _Processes, between: tuple[int, int]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_Counter]:
     table = run.columns("resources")
     inside = np.flatnonzero((table["time"] >= between[0]) & (table["time"] <= between[1]))
     names = ("time", "role", "rank", "cpu", "memory", "gpu")
@@ -239,16 +248,16 @@ def _counters(
         *(table[name][inside].tolist() for name in names), strict=True
     ):
         pid = processes.pid(role, rank)
-        yield {"name": "CPU", "pid": pid, "at": at, "args": {"cores": round(cpu, 3)}}
-        yield {"name": "memory", "pid": pid, "at": at, "args": {"MB": round(memory / 1e6, 1)}}
+        yield _Counter("CPU", pid, at, {"cores": round(cpu, 3)})
+        yield _Counter("memory", pid, at, {"MB": round(memory / 1e6, 1)})
         if role == _HOST and gpu == gpu:
-            yield {"name": "GPU", "pid": pid, "at": at, "args": {"share": round(gpu, 3)}}
+            yield _Counter("GPU", pid, at, {"share": round(gpu, 3)})
     yield from _staleness(run, spans, processes, between)
 
 
 def _staleness(
     run: RunData, spans: Columns, processes: _Processes, between: tuple[int, int]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_Counter]:
     """Of each update that the lead server's spans know: its n-th made version n, unless it was resumed."""
     pushes = run.push_columns
     lead = (spans["role"] == _SERVER) & (spans["rank"] == 0) & (spans["phase"] == Phase.UPDATE)
@@ -263,4 +272,4 @@ def _staleness(
     pid = processes.pid(_SERVER, 0)
     ends = (spans["start"] + spans["ns"])[lead][known]
     for at, mean in zip(ends.tolist(), means[place[known]].tolist(), strict=True):
-        yield {"name": "staleness", "pid": pid, "at": at, "args": {"mean": round(mean, 3)}}
+        yield _Counter("staleness", pid, at, {"mean": round(mean, 3)})

@@ -30,7 +30,7 @@ __all__ = [
 WIDTH, HEIGHT = 480, 230
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 10, 38
 COLOURS = 8
-"""That can be told from each other; more lines than that share them, with other dashes."""
+"""Number of distinct colours; further lines reuse them with other dashes."""
 HOVERED = 40
 """Points of a line that have a tooltip of their own."""
 
@@ -55,7 +55,7 @@ _PHASES_LIGHT = {
     "idle": "#e9edf0",
 }
 _PALE = ("backward", "load", "pull", "other", "wait", "compress", "idle")
-"""What has dark words on it."""
+"""Phases whose colour needs dark text."""
 _PHASES_DARK = {
     **_PHASES_LIGHT,
     "forward": "#2a86c4",

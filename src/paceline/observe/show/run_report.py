@@ -1,4 +1,4 @@
-"""What remains of a run to read: report.html for people, summary.json for programs."""
+"""The report of a run: report.html for people, summary.json for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def write_html(run: RunData, target: Path, *, state: str | None = None) -> tuple
     """Write a run's page, atomically. Raises OSError if the target cannot be written.
 
     Args:
-        state: the run's state, from somebody who knows whether its process lives.
+        state: the run's state, from a caller that knows whether its process lives.
     """
     facts = known_facts(run)
     diagnosis = diagnosis_of(run, facts)

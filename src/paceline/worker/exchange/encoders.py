@@ -6,7 +6,7 @@ What encoders did not send yet is part of the worker's state: it travels in its 
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -177,23 +177,24 @@ class DifferenceReader:
     """Reads replies that say how the parameters have changed. One link is read by one thread at a time.
 
     Args:
-        shards: each server's slices.
+        shards: the slices of each server, by its rank.
     """
 
-    def __init__(self, spec: CompressionSpec, layout: Layout, shards: Sequence[Sequence[Slice]]) -> None:
+    def __init__(self, spec: CompressionSpec, layout: Layout, shards: Mapping[int, Sequence[Slice]]) -> None:
         memory = torch.empty(layout.nbytes, dtype=torch.uint8)
         # What the servers know this worker to have; the first reply is a whole one.
-        self._held = [[flat_view(memory, s) for s in shard] for shard in shards]
-        self._decoders = [
-            [Decoder(spec, _pieces(layout, s), dtype=dtype_named(s.dtype)) for s in shard] for shard in shards
-        ]
+        self._held = {server: [flat_view(memory, s) for s in shard] for server, shard in shards.items()}
+        self._decoders = {
+            server: [Decoder(spec, _pieces(layout, s), dtype=dtype_named(s.dtype)) for s in shard]
+            for server, shard in shards.items()
+        }
 
     def read(
-        self, connection: Connection, at: int, body: dict[str, Any], views: Sequence[memoryview]
+        self, connection: Connection, server: int, body: dict[str, Any], views: Sequence[memoryview]
     ) -> Iterator[int]:
-        """Read the parameters that server `at` sends into `views`, whatever they held; gives the position
-        of each slice that is there."""
-        held = self._held[at]
+        """Read the parameters that a server sends into `views`, whatever they held; yields the position of
+        each slice once it is there."""
+        held = self._held[server]
         if "sizes" not in body:  # a whole one
             for position in connection.read_each(views):
                 bytes_of(held[position])[:] = views[position]
@@ -203,7 +204,7 @@ class DifferenceReader:
         rooms = [memoryview(bytearray(size)) for size in sizes]
         for position in connection.read_each(rooms):
             change = torch.empty_like(held[position])
-            self._decoders[at][position].decode(rooms[position], change)
+            self._decoders[server][position].decode(rooms[position], change)
             views[position][:] = bytes_of(held[position].add_(change))
             yield position
 

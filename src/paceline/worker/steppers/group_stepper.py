@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.collective import Group
+from paceline.collective import Group, ring_bytes, shared_bytes
 from paceline.comm import Region
 from paceline.core.modes import ModeSpec
 from paceline.params import Layout, tensor_views
@@ -21,13 +21,12 @@ from paceline.worker.steppers.factory import make_stepper
 from paceline.worker.steppers.gradient_memory import GradientMemory
 from paceline.worker.steppers.gradient_stepper import GradientStepper
 from paceline.worker.steppers.stepper import Request, Stepper, StepperMemory
-from paceline.worker.traffic import ring_bytes, shared_bytes
 
 __all__ = ["GroupMemory", "GroupRun", "GroupStepper"]
 
 
 class GroupRun(Protocol):
-    """What the session knows about the run, and is told about it."""
+    """What a member knows about the run, and is told about it."""
 
     def cut_next(self) -> int:
         """The version of a checkpoint that this step ends with, 0 if there is none. On the root."""
@@ -38,20 +37,23 @@ class GroupRun(Protocol):
     def owe_save(self, cut: int = 0) -> None:
         """This member's part of a checkpoint (of version `cut`) is due after this step."""
 
-    def version(self, version: int | None = None) -> int:
-        """The version that this member's parameters are of; set, if given."""
+    def version(self) -> int:
+        """The version that this member's parameters are of."""
 
-    def samples(self, samples: int | None = None) -> int:
-        """Samples of the run's updates so far, as this member knows; set, if given."""
+    def samples(self) -> int:
+        """Samples of the run's updates so far, as this member knows."""
+
+    def done(self) -> int | None:
+        """Samples of all epochs that are through, as this member knows."""
+
+    def told_by_root(self, version: int, samples: int, done: int | None) -> None:
+        """The root says how far the run is."""
 
     def updated_together(self, samples: int) -> None:
         """Every member has made the run's next update by itself, of so many samples."""
 
     def moved(self, out: int, back: int, *, wire: bool) -> None:
         """A step moved so many bytes within the group, over sockets (`wire`) or through memory."""
-
-    def done(self, done: int | None = None) -> int | None:
-        """Samples of all epochs that are through, as this member knows; set, if given."""
 
     def stop_told(self) -> bool:
         """Whether the run ends early, as the root was told."""
@@ -221,9 +223,7 @@ class GroupStepper(Stepper):
         else:
             news = self._group.share()
             self._mine.take()
-            self._run.version(news["version"])
-            self._run.samples(news["samples"])
-            self._run.done(news["done"])
+            self._run.told_by_root(news["version"], news["samples"], news["done"])
         if news["save"]:
             self._run.owe_save()
 
