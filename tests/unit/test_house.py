@@ -64,16 +64,12 @@ LATE_CONSTRUCTORS = {
     "Gathering._begin_save",
     "Gathering._save_now",
     "Gathering._saved",
-    "Guarding._begin_guarding",
-    "Guarding._went_back",
     "InlinePeer._expect",
     "LeadServer._begin_leading",
     "LeadServer._on_assign",
     "LeadServer._on_controller",
     "LeadServer._take_over",
     "LeaseBook._open_epoch",
-    "LocalEngine._reset",
-    "LocalEngine.exits",
     "Machine._begin",
     "Ordering._answered",
     "Ordering._begin_ordering",
@@ -83,7 +79,6 @@ LATE_CONSTRUCTORS = {
     "RunSession._lay_out",
     "RunSession._take_memory",
     "SimulatedRun._join",
-    "Successor._recall",
 }
 STAND_INS = True
 """Modules at the old places of `observe` (tools/move_observe_imports.py deletes them)."""
