@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.comm.compression import parse_compression
-from paceline.comm.compression.codec import Decoder, Encoder, Piece
+from paceline.comm.compression.slice_codec import Decoder, Encoder, Piece
 from paceline.exceptions import UsageError
 from paceline.params import describe
 from paceline.plan import Job, make_plan

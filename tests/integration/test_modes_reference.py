@@ -3,7 +3,7 @@
 A run writes down which samples each step of each worker used, which versions it saw, and (pushes.csv) in
 which order the pushes were applied. A sequential reference in plain torch, with nothing of Paceline in it,
 then makes the same pushes in that very order and must end at the same parameters: 1e-10 on a quadratic in
-float64, 1e-5 on a small network for digits in float32. The rules: ../shared/algorithms.md.
+float64, 1e-5 on a small network for digits in float32. The rules: docs/modes.md.
 """
 
 import contextlib
@@ -552,6 +552,13 @@ def test_asp_with_damping_is_its_rule_in_the_order_of_the_log(run, damping, job)
     assert max(staleness_of(ran)) >= 2, "nothing was stale"
     problem = problem_of()
     assert_as_replayed(ran, problem, gradients(problem), DAMPED[damping](problem))
+
+
+def test_consgd_is_asp_with_steps_divided_by_the_number_of_workers(run):
+    ran = go(run, "asp+damping=consgd", workers=3, **SLOW)
+    assert max(staleness_of(ran)) >= 2, "nothing was stale"
+    problem = problem_of()
+    assert_as_replayed(ran, problem, gradients(problem), applied_with_sgd(problem, lambda tau: 1 / 3))
 
 
 @pytest.mark.parametrize("mode", first(1, ["asp", "ssp:2"]))

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.ballot import Ballot
-from paceline.core.decider import Lead, Push
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.ps.standby import lead_from_json, lead_to_json
+from tests.deciding import JsonDecider, replay
 
 
 def settled(ballot: Ballot, members=(0, 1), busy=(), *, together=True) -> list[tuple[int, bool]]:
@@ -96,7 +97,7 @@ def test_a_replaced_worker_begins_anew():
     assert settled(ballot) == [(0, False), (1, False)]
 
 
-# --- in the Lead, with scripts that do what scripts do ------------------------------------------------
+# --- in the decider, with scripts that do what scripts do ---------------------------------------------
 
 
 class Script:
@@ -117,12 +118,12 @@ class Script:
 
 
 class Run:
-    """All of them with a Lead: one random event after the other, until all have ended."""
+    """All of them with a JsonDecider: one random event after the other, until all have ended."""
 
     def __init__(self, mode: str, seed: int, *, who: str, every_step: bool, faults: bool) -> None:
         self.rng = random.Random(seed)
         self.faults, self.who = faults, who
-        self.lead = Lead(parse_mode(mode))
+        self.lead = JsonDecider(parse_mode(mode))
         self.lead.book = LeaseBook(
             samples=14, batch_size=2, drop_last=False, by_round=self.lead.mode.by_round
         )
@@ -133,7 +134,7 @@ class Run:
             self.tell("join", rank, 0)
 
     def tell(self, *event):
-        said = self.lead.replay(json.loads(json.dumps([*event])))
+        said = replay(self.lead, json.loads(json.dumps([*event])))
         if event[0] in ("verdicts", "granted"):
             return said
         steps = said[1] if event[0] == "take" else said or []
@@ -232,20 +233,20 @@ def test_in_rounds_the_same_call_has_the_same_answer_on_every_worker(mode, who, 
 
 
 def test_a_follower_knows_the_votes_and_decides_the_same():
-    lead = Lead(parse_mode("bsp"))
+    lead = JsonDecider(parse_mode("bsp"))
     for rank in (0, 1):
         lead.join(rank, 0)
-    lead.replay(["vote", 0, 1, "any", True])
-    other = lead_from_json(json.loads(json.dumps(lead_to_json(lead))))
+    replay(lead, ["vote", 0, 1, "any", True])
+    other = lead_from_json(json.loads(json.dumps(lead_to_json(lead.decider))))
     for each in (lead, other):
         assert each.verdicts() == []
-        each.replay(["vote", 1, 1, "any", False])
+        replay(each, ["vote", 1, 1, "any", False])
         assert each.verdicts() == [(0, True), (1, True)]
         assert each.ballot.answer_to(1, 1) is True
 
 
 def test_after_the_last_update_loops_are_over_and_those_who_wait_for_leases_hear_it():
-    lead = Lead(parse_mode("bsp"), max_updates=1)
+    lead = JsonDecider(parse_mode("bsp"), max_updates=1)
     lead.book = LeaseBook(samples=3, batch_size=1, drop_last=False, by_round=True)
     for rank in (0, 1):
         lead.join(rank, 0)
@@ -258,7 +259,7 @@ def test_after_the_last_update_loops_are_over_and_those_who_wait_for_leases_hear
 
 
 def test_the_update_that_reaches_the_samples_is_the_last():
-    lead = Lead(parse_mode("asp"), max_samples=5)
+    lead = JsonDecider(parse_mode("asp"), max_samples=5)
     lead.book = LeaseBook(samples=30, batch_size=2, drop_last=False, by_round=False)
     lead.join(0, 0)
     for sequence in range(3):

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 import paceline
 from paceline.core.collective_calls import CollectiveCalls
-from paceline.core.decider import Lead, Push
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import UsageError
 from paceline.ps.standby import lead_from_json, lead_to_json
 from paceline.worker.gathered_values import MOST_BYTES, from_text, mean_of, to_text
+from tests.deciding import JsonDecider, replay
 
 # --- the state machine ------------------------------------------------------------------------------
 
@@ -178,8 +179,8 @@ def test_workers_that_run_the_same_script_always_get_all_values(order):
 # --- in a Lead --------------------------------------------------------------------------------------
 
 
-def lead_of(mode: str) -> Lead:
-    lead = Lead(parse_mode(mode))
+def lead_of(mode: str) -> JsonDecider:
+    lead = JsonDecider(parse_mode(mode))
     lead.book = LeaseBook(samples=8, batch_size=4, drop_last=False, by_round=lead.mode.by_round)
     for worker in range(2):
         lead.join(worker, 0)
@@ -188,41 +189,41 @@ def lead_of(mode: str) -> Lead:
 
 def test_in_bsp_one_that_waits_for_the_callers_step_is_not_waited_for():
     lead = lead_of("bsp")
-    lead.replay(["call", 0, 1, "gather() at train.py:9", "v0"])
-    assert lead.replay(["answers"]) == [] and lead.awaited_callers == {1}
+    replay(lead, ["call", 0, 1, "gather() at train.py:9", "v0"])
+    assert replay(lead, ["answers"]) == [] and lead.awaited_callers == {1}
     lead.push(Push(PushId(1, 0, 0), 0, 2, (), False))
-    assert lead.replay(["answers"]) == [0]
+    assert replay(lead, ["answers"]) == [0]
     assert "gather() at train.py:9 was answered without worker:1" in lead.news[0]
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
 def test_a_vote_and_a_call_do_not_wait_for_each_other(mode):
     lead = lead_of(mode)
-    lead.replay(["vote", 0, 1, "any", False])
-    lead.replay(["call", 1, 1, "x", "v1"])
+    replay(lead, ["vote", 0, 1, "any", False])
+    replay(lead, ["call", 1, 1, "x", "v1"])
     assert lead.verdicts() == [(0, False)]
-    assert lead.replay(["answers"]) == [], "worker 0 goes on, and may come"
-    lead.replay(["call", 0, 2, "x", "v0"])
-    assert lead.replay(["answers"]) == [0, 1]
+    assert replay(lead, ["answers"]) == [], "worker 0 goes on, and may come"
+    replay(lead, ["call", 0, 2, "x", "v0"])
+    assert replay(lead, ["answers"]) == [0, 1]
 
 
 def test_one_that_replaces_another_is_waited_for_after_its_first_step():
     lead = lead_of("asp")
     lead.push(Push(PushId(1, 0, 0), 0, 2, (), False))
     lead.join(1, 1)
-    lead.replay(["call", 0, 1, "x", "v0"])
-    assert lead.replay(["answers"]) == [0]
+    replay(lead, ["call", 0, 1, "x", "v0"])
+    assert replay(lead, ["answers"]) == [0]
     lead.push(Push(PushId(1, 1, 0), 0, 2, (), False))
-    lead.replay(["call", 0, 2, "x", "v0"])
-    assert lead.replay(["answers"]) == [] and lead.awaited_callers == {1}
+    replay(lead, ["call", 0, 2, "x", "v0"])
+    assert replay(lead, ["answers"]) == [] and lead.awaited_callers == {1}
 
 
 def test_a_lead_that_takes_over_knows_who_called():
     lead = lead_of("bsp")
-    lead.replay(["call", 0, 1, "x", "v0"])
-    other = lead_from_json(json.loads(json.dumps(lead_to_json(lead))))
-    other.replay(["call", 1, 1, "x", "v1"])
-    assert other.replay(["answers"]) == [0, 1]
+    replay(lead, ["call", 0, 1, "x", "v0"])
+    other = lead_from_json(json.loads(json.dumps(lead_to_json(lead.decider))))
+    replay(other, ["call", 1, 1, "x", "v1"])
+    assert replay(other, ["answers"]) == [0, 1]
     assert other.collectives.answer_to(0, 1) == ["v0", "v1"]
 
 

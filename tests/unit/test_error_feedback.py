@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.comm.compression import parse_compression
-from paceline.comm.compression.codec import Decoder, Piece
-from paceline.core.decider import Push
+from paceline.comm.compression.slice_codec import Decoder, Piece
+from paceline.core.events import Push
 from paceline.core.fates import Fates
 from paceline.core.modes import PushId
 from paceline.params import Layout, describe, flat_view, tensor_views

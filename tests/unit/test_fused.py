@@ -239,9 +239,9 @@ def test_the_kernels_stay_after_a_state_of_another_optimizer_is_loaded():
 
 @pytest.fixture
 def tried_anew():
-    fused._works.cache_clear()
+    fused.kernel_works.cache_clear()
     yield
-    fused._works.cache_clear()
+    fused.kernel_works.cache_clear()
 
 
 def stepped(dtype: torch.dtype) -> Tensor:
@@ -272,15 +272,15 @@ def test_a_fused_kernel_that_does_not_work_is_not_used(how, monkeypatch, caplog,
     assert not caplog.records or all(
         "SGD for torch.bfloat16 on cpu" in each.message for each in caplog.records
     )
-    assert not fused._works(torch.optim.SGD, torch.bfloat16, "cpu")
-    assert fused._works(torch.optim.SGD, torch.float32, "cpu")
+    assert not fused.kernel_works(torch.optim.SGD, torch.bfloat16, "cpu")
+    assert fused.kernel_works(torch.optim.SGD, torch.float32, "cpu")
     assert torch.equal(stepped(torch.float32), torch.full((5,), 0.5))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
 def test_the_kernels_of_this_torch_work(kind, dtype, caplog, tried_anew):
-    assert fused._works(kind, dtype, "cpu") and not caplog.records
+    assert fused.kernel_works(kind, dtype, "cpu") and not caplog.records
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from paceline.comm import Kind
-from paceline.core.decider import Steps
+from paceline.comm.messages import SaveEnded
+from paceline.core.steps import Steps
 from paceline.exceptions import CheckpointError
 from paceline.ps.gathering import Gathering
 from paceline.ps.saving import Saver
@@ -31,12 +31,12 @@ class Lead(Gathering):
         self.ordered: Steps = []
         self.answers: list[Any] = []
 
-    def send(self, kind: Kind, body: dict[str, Any]) -> None:
-        if body.get("asked"):
-            self.answers.append(body["checkpoint"])
+    def tell(self, said: Any) -> None:
+        if isinstance(said, SaveEnded) and said.asked:
+            self.answers.append(said.checkpoint)
 
-    def _stats(self) -> dict[str, Any]:
-        return {}
+    def _stats(self) -> Any:
+        return None
 
     def _begin_save(self) -> Steps:
         self._unsaved = False
@@ -122,3 +122,28 @@ def test_a_server_that_dies_before_its_part_is_there_ends_the_checkpoint_once(tm
     for _ in range(2):
         saver.part_written(CheckpointError("server:1 is gone"))
     assert [str(result) for result in results] == ["server:1 is gone"]
+
+
+def test_a_checkpoint_never_mixes_new_parameters_with_an_old_part_of_a_lost_worker(tmp_path: Path) -> None:
+    results: list[Path | CheckpointError] = []
+    saver = Saver(tmp_path, 3, parts=1, workers={0, 1}, keep=2, post=results.append)
+    saver.attach_states(lambda: {"worker-1.safetensors": {"steps": torch.tensor(1)}})  # of version 1
+    saver.worker_saved(0)
+    saver.worker_lost(1)
+    saver.part_written(write_part(tmp_path, "server-0.safetensors", {"a": torch.zeros(2)}))
+    saver.join()
+    assert [str(result) for result in results] == [
+        "worker:1 ended before it sent its part of checkpoint 3; the checkpoint before it is kept"
+    ]
+    assert not [*tmp_path.glob("version-*")]
+
+
+def test_a_worker_that_is_lost_after_it_sent_its_part_costs_no_checkpoint(tmp_path: Path) -> None:
+    results: list[Path | CheckpointError] = []
+    saver = Saver(tmp_path, 3, parts=1, workers={0}, keep=2, post=results.append)
+    saver.attach_states(dict)
+    saver.worker_saved(0)
+    saver.worker_lost(0)
+    saver.part_written(write_part(saver.directory, "server-0.safetensors", {"a": torch.zeros(2)}))
+    saver.join()
+    assert isinstance(results[0], Path)

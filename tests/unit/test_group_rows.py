@@ -1,9 +1,10 @@
 """Rows: every member of a group reads its part of the same leases, whenever it comes for them."""
 
-from paceline.core.decider import Lead, Push
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.rows import Rows
+from tests.deciding import JsonDecider
 
 
 def book(samples: int, *, by_round: bool = True, **widths: int) -> LeaseBook:
@@ -105,8 +106,8 @@ def test_a_new_epoch_begins_with_its_own_rows():
 # --- the lead ---------------------------------------------------------------------------------------
 
 
-def lead_of(mode: str, groups: list[list[int]], samples: int = 24) -> Lead:
-    lead = Lead(parse_mode(mode), groups=groups)
+def lead_of(mode: str, groups: list[list[int]], samples: int = 24) -> JsonDecider:
+    lead = JsonDecider(parse_mode(mode), groups=groups)
     lead.book = LeaseBook(samples=samples, batch_size=2, drop_last=False, by_round=parse_mode(mode).by_round)
     for group in groups:
         for worker in group:

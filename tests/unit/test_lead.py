@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
-from paceline.core.decider import QUARANTINE, Lead, Push
+from paceline.core.decider import QUARANTINE
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import PlanError
+from tests.deciding import JsonDecider, replay
 
 
-def lead_of(mode: str, *, samples: int = 32, batch: int = 4, workers: int = 2, **more: Any) -> Lead:
+def lead_of(mode: str, *, samples: int = 32, batch: int = 4, workers: int = 2, **more: Any) -> JsonDecider:
     """A lead with a book and members 0 … workers-1."""
     spec = parse_mode(mode)
-    lead = Lead(spec, **more)
+    lead = JsonDecider(spec, **more)
     lead.book = LeaseBook(samples=samples, batch_size=batch, drop_last=False, by_round=spec.by_round)
     for worker in range(workers):
         lead.join(worker, 0)
@@ -24,7 +26,7 @@ def lead_of(mode: str, *, samples: int = 32, batch: int = 4, workers: int = 2, *
 class Worker:
     """A worker's side of the conversation: takes leases one at a time and pushes each."""
 
-    def __init__(self, lead: Lead, rank: int, incarnation: int = 0) -> None:
+    def __init__(self, lead: JsonDecider, rank: int, incarnation: int = 0) -> None:
         self.lead, self.rank, self.incarnation = lead, rank, incarnation
         self.sequence = 0
         self.leases: list[int] = []
@@ -265,7 +267,7 @@ def test_a_script_that_left_its_last_loop_early_does_not_fail_the_others():
 
 
 def test_without_a_loader_a_script_that_ended_is_noticed_at_the_next_push_in_bsp():
-    lead = Lead(parse_mode("bsp"))
+    lead = JsonDecider(parse_mode("bsp"))
     a, b = Worker(lead, 0), Worker(lead, 1)
     lead.join(0, 0)
     lead.join(1, 0)
@@ -287,7 +289,7 @@ def test_a_replacement_of_a_finished_worker_is_no_longer_finished():
 
 
 def test_a_stream_turns_when_all_readers_are_at_its_end():
-    lead = Lead(parse_mode("asp"))
+    lead = JsonDecider(parse_mode("asp"))
     lead.join(0, 0)
     lead.join(1, 0)
     assert lead.take(0, 0, 0, wait=True)[0] is None
@@ -384,7 +386,7 @@ def _check_random_run(mode: str, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("mode", ["asp", "ssp:40"])
 def test_of_two_pushes_of_the_same_samples_the_first_is_applied_and_the_other_dropped(mode):
-    lead = Lead(parse_mode(mode))
+    lead = JsonDecider(parse_mode(mode))
     lead.book = LeaseBook(samples=60, batch_size=2, drop_last=False, by_round=False, copies="slow")
     sequences = {0: 0, 1: 0}
 
@@ -532,7 +534,7 @@ def test_easgds_alpha_follows_the_number_of_workers():
         lead.join(rank, 0)
     assert exchanged(workers[1]) == exchanged(workers[7]) == 0.9 / 8
     for rank in range(4, 8):
-        lead.replay(["retire", rank])
+        replay(lead, ["retire", rank])
     assert exchanged(workers[0]) == 0.9 / 4
     lead.leave(5, 0, finished=False)
     assert exchanged(workers[0]) == 0.9 / 4
@@ -550,7 +552,7 @@ def test_easgds_alpha_is_at_most_one():
     lead = lead_of("easgd:1,1.8", workers=2)
     worker = Worker(lead, 0)
     assert exchanged(worker) == 0.9
-    lead.replay(["retire", 1])
+    replay(lead, ["retire", 1])
     assert exchanged(worker) == 1.0
 
 
@@ -559,19 +561,19 @@ def test_easgds_alpha_is_at_most_one():
 
 def test_an_optimizer_state_has_one_place_in_the_order():
     lead = lead_of("asp")
-    assert lead.replay(["load", 0, 0, 1]) == [["load", 0, 0, 1]]
-    assert lead.replay(["load", 0, 0, 1]) == [], "said again after a lead has died"
-    assert lead.replay(["load", 1, 0, 1]) == [["load", 1, 0, 1]]
-    assert lead.replay(["load", 0, 0, 2]) == [["load", 0, 0, 2]]
+    assert replay(lead, ["load", 0, 0, 1]) == [["load", 0, 0, 1]]
+    assert replay(lead, ["load", 0, 0, 1]) == [], "said again after a lead has died"
+    assert replay(lead, ["load", 1, 0, 1]) == [["load", 1, 0, 1]]
+    assert replay(lead, ["load", 0, 0, 2]) == [["load", 0, 0, 2]]
     lead.leave(0, 0, finished=False)
-    assert lead.replay(["load", 0, 0, 3]) == []
+    assert replay(lead, ["load", 0, 0, 3]) == []
     lead.join(0, 1)
-    assert lead.replay(["load", 0, 1, 1]) == [["load", 0, 1, 1]]
+    assert replay(lead, ["load", 0, 1, 1]) == [["load", 0, 1, 1]]
 
 
-def refused_in_turn(fates: str) -> Lead:
+def refused_in_turn(fates: str) -> JsonDecider:
     """Pushes of four asp workers: `.` is finite, `x` is not. One word a round, one column a worker."""
-    lead = Lead(parse_mode("asp"))
+    lead = JsonDecider(parse_mode("asp"))
     for worker in range(4):
         lead.join(worker, 0)
     for sequence, line in enumerate(fates.split()):

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.core.decider import Lead, Push
 from paceline.core.descent import Descent
+from paceline.core.events import Push
 from paceline.core.leases import Lease, LeaseBook
-from paceline.core.modes import Admit, Drop, Epochs, Hold, PushId, parse_mode
+from paceline.core.modes import Admit, Drop, Hold, PushId, WholeEpochs, parse_mode
 from paceline.core.modes.lbfgs import Lbfgs
 from paceline.ps.vectors import run_on
+from tests.deciding import JsonDecider
 
 # A quadratic: every sample has a place and a curvature of its own.
 SIZE = 6
@@ -47,7 +48,7 @@ def sequential(samples: int, epochs: int, **options: Any) -> Tensor:
 class Servers:
     """Execute the order on real vectors, each on its part; what follows an `ask` waits, as it does live."""
 
-    def __init__(self, lead: Lead, count: int) -> None:
+    def __init__(self, lead: JsonDecider, count: int) -> None:
         self.lead = lead
         zeros = torch.zeros(SIZE, dtype=torch.float64)
         self.shards = [{"w": part.clone()} for part in zeros.tensor_split(count)]
@@ -110,7 +111,7 @@ class Run:
         self, *, samples: int = 24, batch: int = 4, workers: int = 2, servers: int = 2, **options: Any
     ) -> None:
         self.samples = samples
-        self.lead = Lead(parse_mode("sandblaster"))
+        self.lead = JsonDecider(parse_mode("sandblaster"))
         self.lead.book = LeaseBook(
             samples=samples, batch_size=batch, drop_last=False, by_round=False, copies="any"
         )
@@ -199,7 +200,7 @@ class Worker:
 
 def test_the_machine_takes_in_what_is_of_this_version_and_never_waits() -> None:
     machine = parse_mode("sandblaster").machine()
-    assert isinstance(machine, Epochs)
+    assert isinstance(machine, WholeEpochs)
     machine.joined(0, 0)
     machine.joined(1, 0)
     first, second = PushId(0, 0, 0), PushId(1, 0, 0)

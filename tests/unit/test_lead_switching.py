@@ -1,6 +1,6 @@
 """Switching modes in the middle of everything: what a run promises holds over random orders of events.
 
-`World` plays workers against a Lead, as the lead server does: they take leases, push, rest at an epoch's
+`World` plays workers against a decider, as the lead server does: they take leases, push, rest at an epoch's
 end, die and come back, while the mode is switched at random points and by random schedules. Its account of
 who reads what comes from the steps alone.
 """
@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.decider import Lead, Push
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import ModeSpec, PushId, Schedule, parse_mode
+from tests.deciding import JsonDecider
 
 MODES = [
     "bsp",
@@ -56,7 +57,7 @@ class World:
         versions = sorted(self.rng.sample(range(1, 40), self.rng.choice([0, 0, 1, 3])))
         schedule = Schedule(start, tuple((v, self.rng.choice(self.fitting)) for v in versions))
         self.samples = self.rng.randint(workers, 60)
-        self.lead = Lead(start, schedule=schedule)
+        self.lead = JsonDecider(start, schedule=schedule)
         self.lead.book = LeaseBook(
             samples=self.samples,
             batch_size=self.rng.randint(1, 5),
@@ -285,16 +286,16 @@ def test_every_sample_counts_once_whatever_is_switched_when() -> None:
     assert happened["applied of the dead"] > 5, happened
 
 
-def lead_of(mode: str, *, workers: int = 3, samples: int = 60, **more: Any) -> Lead:
+def lead_of(mode: str, *, workers: int = 3, samples: int = 60, **more: Any) -> JsonDecider:
     spec = parse_mode(mode)
-    lead = Lead(spec, **more)
+    lead = JsonDecider(spec, **more)
     lead.book = LeaseBook(samples=samples, batch_size=2, drop_last=False, by_round=spec.by_round)
     for worker in range(workers):
         lead.join(worker, 0)
     return lead
 
 
-def pushed(lead: Lead, worker: int, sequence: int, version: int) -> list[list[Any]]:
+def pushed(lead: JsonDecider, worker: int, sequence: int, version: int) -> list[list[Any]]:
     leases, _ = lead.take(worker, 0, 1, wait=False)
     assert leases
     return lead.push(

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.decider import QUARANTINE, Lead, Push
+from paceline.core.decider import QUARANTINE
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.norms import LEAST, WINDOW, NormBound, SliceNorms
 from paceline.worker import reporter
+from tests.deciding import JsonDecider
 
 
 def test_nothing_is_refused_before_something_is_usual():
@@ -55,7 +57,7 @@ class Pushing:
 
     def __init__(self, mode: str) -> None:
         spec = parse_mode(mode)
-        self.lead = Lead(spec, norm_bound=1000.0)
+        self.lead = JsonDecider(spec, norm_bound=1000.0)
         self.lead.book = LeaseBook(samples=4000, batch_size=4, drop_last=False, by_round=spec.by_round)
         self.sequences = [0, 0]
         for worker in range(2):
@@ -102,7 +104,7 @@ def test_a_push_that_says_no_norm_is_not_judged():
     for _ in range(LEAST):
         run.push(1, 1.0)
     assert ["apply", [[0, 0, 0, 4, 1.0]]] in run.lead.push(push)
-    unbound = Lead(parse_mode("asp"))
+    unbound = JsonDecider(parse_mode("asp"))
     unbound.join(0, 0)
     assert ["apply", [[0, 0, 0, 4, 1.0]]] in unbound.push(push._replace(norm=1e30))
 

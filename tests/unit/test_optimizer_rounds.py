@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.core.decider import OUT_OF_STEP, Lead, OutOfStep, Push
+from paceline.core.decider import OUT_OF_STEP, OutOfStep
+from paceline.core.events import Push
 from paceline.core.modes import Admit, Apply, PushId, Rounds
-from paceline.core.modes.spec import parse_mode
+from paceline.core.modes.parsing import parse_mode
 from paceline.exceptions import FrameError
 from paceline.params import OptimizerSpec, StateBook, describe
 from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.ps.standby import lead_from_json, lead_to_json
 from paceline.worker.prepared import Models
+from tests.deciding import JsonDecider
 
 
 def push(worker: int, sequence: int = 0) -> PushId:
@@ -83,8 +85,8 @@ def test_workers_at_different_places_of_the_same_order_fall_into_step(pattern, s
     assert len({place % len(pattern) for place in at}) == 1
 
 
-def lead(**settings) -> Lead:
-    made = Lead(parse_mode("bsp"), **settings)
+def lead(**settings) -> JsonDecider:
+    made = JsonDecider(parse_mode("bsp"), **settings)
     for worker in range(2):
         made.join(worker, 0)
     return made
@@ -128,9 +130,9 @@ def test_what_norm_is_usual_is_known_of_each_optimizer():
 def test_a_follower_knows_what_is_pending_for_which_optimizer():
     order = lead()
     order.push(Push(push(0), 0, 4, (), False, optimizer=1))
-    other = lead_from_json(lead_to_json(order))
+    other = lead_from_json(lead_to_json(order.decider))
     last = Push(push(1), 0, 4, (), False, optimizer=1)
-    assert other.push(last) == order.push(last)
+    assert other.push(last) == order.decider.push(last)
     assert other.machine.version == 1
 
 

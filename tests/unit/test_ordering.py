@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from paceline.core.decider import Lead, Steps
+from paceline.core.decider import Lead
+from paceline.core.events import Leave
 from paceline.core.leases import Lease
+from paceline.core.steps import Steps
 from paceline.observe.thinning import Thinning
 from paceline.ps.ordering import Ordering, append_pushes, open_pushes
 from paceline.ps.peers import WorkerPeer
+from tests.deciding import replay
 from tests.unit.test_lead import Worker, lead_of
 
 ALL = Thinning(1_000)
@@ -33,9 +36,9 @@ class Server(Ordering):
 
 
 def parked() -> Lead:
-    lead = lead_of("asp", samples=4)
-    lead.replay(["take", 0, 0, 8, False, 1])
-    leases, _ = lead.replay(["take", 1, 0, 8, True, 5])
+    lead = lead_of("asp", samples=4).decider
+    replay(lead, ["take", 0, 0, 8, False, 1])
+    leases, _ = replay(lead, ["take", 1, 0, 8, True, 5])
     assert leases is None and lead.parks
     return lead
 
@@ -43,14 +46,14 @@ def parked() -> Lead:
 def test_who_waits_here_is_answered_when_another_worker_leaves() -> None:
     server = Server(parked())
     server._taking.add(1)
-    server._act(server._do("leave", 0, 0, False))
+    server._act(server._do(Leave(0, 0, False)).steps)
     assert server.granted == [4]
 
 
 def test_who_asked_the_lead_before_is_answered_when_it_asks_again() -> None:
     """It does not read answers to what it has not asked here."""
     server = Server(parked())
-    server._act(server._do("leave", 0, 0, False))
+    server._act(server._do(Leave(0, 0, False)).steps)
     assert server.granted == []
     number, leases, _ = server._lead.grants[1]
     assert number == 5 and sum(lease.samples for lease in leases) == 4
@@ -62,7 +65,7 @@ def test_a_lead_in_another_ones_place_goes_on_with_its_record(
     tmp_path: Path, written: int, torn: bytes
 ) -> None:
     """The one before had written fewer rows than it told us of, or more, and may have died within one."""
-    lead = lead_of("asp", workers=1)
+    lead = lead_of("asp", workers=1).decider
     worker = Worker(lead, 0)
     for _ in range(4):
         worker.take()
@@ -94,7 +97,7 @@ def test_a_lead_goes_on_with_a_thinned_record_as_if_it_had_written_all_of_it(
     few = Thinning(12)
 
     def write(path: Path, *, first: int, remembered: int) -> list[str]:
-        server = Server(lead_of("asp", samples=400, workers=1))
+        server = Server(lead_of("asp", samples=400, workers=1).decider)
         server._thinning = few
         server._pushes = open_pushes(path, 0, few)
         push(server, first)

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.exceptions import PacelineError
 from paceline.plan import Job
-from paceline.plan.program import check_program, search_path
+from paceline.plan.program_check import check_program, search_path
 from paceline.worker.program_runner import exit_code, run_program
 
 SEES = """

@@ -6,6 +6,9 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `leases.py`     LeaseBook: every sample of an epoch goes to exactly one worker, whatever dies.
 * `layout.py`     Layout, Slice, Segment: which parameter lies where; fingerprint; partition over servers.
 * `placement.py`  Placement: which servers hold which slices.
+* `events.py`     everything that changes what the decider knows, as types.
+* `steps.py`      everything that servers execute, as types.
+* `codec.py`      Codec: steps and events as JSON, checked when they are read.
 * `decider.py`    Lead: turns what workers do into the run's one order of steps.
 * `rows.py`       Rows: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
@@ -13,5 +16,8 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `descent.py`    Descent: sandblaster's sum of an epoch, and the iteration at its end.
 * `ballot.py`     Ballot: whether the run ends early, by the workers' votes.
 * `collective_calls.py`  CollectiveCalls: small values that workers gather, average or broadcast.
-* `run_machine.py`  the life of a run: its states, and what follows from the end of a process.
+* `run_machine.py`  RunMachine: the life of a run, and what follows from the end of a process.
+* `run_decisions.py`  RunState and the machine's decisions, one class each.
 """
+
+__all__: list[str] = []

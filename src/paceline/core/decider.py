@@ -1,30 +1,44 @@
 """The brain of server 0: mode machine, lease book, and the run's one order of instructions.
 
-What it returns is a list of *steps*, plain JSON, which server 0 executes and forwards, in order, to the
-other servers. So all servers apply the same pushes in the same order, every checkpoint is a consistent
-cut, and a lease is finished in the same breath as the update computed from it is applied.
+Events in (`events.py`), steps (`steps.py`) and replies to workers out. Server 0 executes the steps and
+forwards them, in order, to the other servers.
 
 No sockets, no torch, no clock: tests drive it directly.
-
-Steps: ["apply", [[worker, incarnation, sequence, weight, scale], …]]   ["reduce", […the same], number]
-       ["hold", worker, incarnation, sequence]
-       ["commit", scale]   ["drop", worker, incarnation, sequence]
-       ["admit", worker, version]   (with "keep" behind: its parameters stay as they are)
-       ["assign", worker, incarnation, sequence]   ["left", worker, incarnation]
-       ["load", worker, incarnation, number]   (an optimizer state)
-       ["mode", text]   ["checkpoint", version, directory]   ["place", …Placement]   (the latter two
-       added by the server)
-       sandblaster: ["add", […as in apply]]   ["ask", operations]   ["vectors", operations, those to keep]
 """
 
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 from paceline.core.ballot import Ballot
 from paceline.core.collective_calls import CollectiveCalls
 from paceline.core.descent import Descent
+from paceline.core.events import (
+    Answers,
+    Assign,
+    Call,
+    Carry,
+    Count,
+    Dismiss,
+    DrawOrder,
+    Event,
+    GiveBack,
+    Granted,
+    Heard,
+    Join,
+    Leave,
+    Load,
+    Push,
+    Refuse,
+    Skip,
+    Spoiled,
+    StopEarly,
+    Switch,
+    Take,
+    Verdicts,
+    Vote,
+)
 from paceline.core.fates import Fates
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import (
@@ -32,26 +46,36 @@ from paceline.core.modes import (
     Apply,
     Clocks,
     Drop,
-    Epochs,
     Hold,
     Instruction,
     ModeSpec,
     PushId,
     Rounds,
     Schedule,
+    WholeEpochs,
     parse_mode,
 )
 from paceline.core.modes.lbfgs import Answer, Lbfgs
 from paceline.core.norms import NormBound
 from paceline.core.rows import Rows
-from paceline.exceptions import FrameError, PacelineError, PlanError
+from paceline.core.steps import (
+    AddStep,
+    AdmitStep,
+    ApplyStep,
+    AssignStep,
+    DropStep,
+    HoldStep,
+    LeaveStep,
+    LoadStep,
+    ModeStep,
+    ReduceStep,
+    Step,
+    Steps,
+    WeightedPush,
+)
+from paceline.exceptions import PacelineError, PlanError
 
-__all__ = ["Applied", "Event", "Lead", "OutOfStep", "Push", "Steps", "Totals", "keeping"]
-
-Steps = list[list[Any]]
-
-Event = list[Any]
-"""Something that happened to a Lead, as JSON: the name of a method, and its arguments."""
+__all__ = ["Applied", "CallAnswer", "Lead", "LeaseGrant", "OutOfStep", "Reply", "Ruling", "Totals", "Verdict"]
 
 _SMALLER, _LARGER = 0.8, 1.1
 """How the batches of a worker change whom others wait for, or who waits: quickly down, and carefully up."""
@@ -69,29 +93,36 @@ class OutOfStep(PacelineError):
     """In a mode with rounds, workers step the run's optimizers in different orders."""
 
 
-class Push(NamedTuple):
-    """What the lead knows of a push. The gradient itself is the servers' business."""
+class LeaseGrant(NamedTuple):
+    """The answer to a worker that asked for leases."""
 
-    id: PushId
-    read_version: int
-    samples: int
-    """How many samples it was computed from; 0 if unknown."""
-    leases: tuple[int, ...]
-    void: bool
-    """It is not finite, or more than the bound allows: it keeps its place in the order but is not applied."""
-    norm: float | None = None
-    """Of the gradient, if the run has a bound on that."""
-    fetch: bool = True
-    """Whether its worker wants fresh parameters with the answer."""
-    optimizer: int = 0
-    """The optimizer of the script whose step it is."""
-    weight: int = 0
-    """How many samples it was computed from, where another push accounts for some of them."""
+    worker: int
+    leases: tuple[Lease, ...]
+    over: bool
+    """Whether there are no more of its epoch."""
 
-    @property
-    def weighs(self) -> int:
-        """How many samples its gradient is the mean of; 0 if unknown."""
-        return self.weight or self.samples
+
+class Verdict(NamedTuple):
+    """The answer to a worker that asked whether the run ends early."""
+
+    worker: int
+    stop: bool
+
+
+class CallAnswer(NamedTuple):
+    """A worker that called a collective is answered."""
+
+    worker: int
+
+
+Reply = LeaseGrant | Verdict | CallAnswer
+
+
+class Ruling(NamedTuple):
+    """All that follows from an event: steps of the order, then replies to workers."""
+
+    steps: Steps
+    replies: Sequence[Reply] = ()
 
 
 class Applied(NamedTuple):
@@ -212,7 +243,7 @@ class Lead:
         self._incarnations: dict[int, int] = {}
         self._team: set[int] = set()
         """Workers (of groups: the roots) that the run trains with: also those that have ended their script or
-        are being replaced, but not those that were told to leave. EASGD's alpha depends on their number."""
+        are being replaced, but not those that were told to leave. EASGD and ConSGD scale by their number."""
         self._loads: dict[int, int] = {}
         """The number of each worker's last optimizer state that is in the order."""
         self.requests: dict[int, int] = {}
@@ -223,41 +254,66 @@ class Lead:
         # Workers in groups: the root of each stands for it in the machine and in the book.
         self._rows = {worker: rows for rows in map(Rows, groups) for worker in rows.members}
 
-    def replay(self, event: Event) -> Any:
-        """Let this event happen. Another Lead that is told the same events knows and decides the same."""
-        name, *arguments = event
-        match name:
-            case "push":
-                worker, incarnation, sequence, read_version, samples, leases, *others = arguments
-                push = PushId(worker, incarnation, sequence)
-                return self.push(Push(push, read_version, samples, tuple(leases), *others))
-            case "take":
-                worker, epoch, limit, wait, number = arguments
+    def decide(self, event: Event) -> Ruling:
+        """Let this event happen. Another decider that is told the same events knows and decides the same.
+
+        Raises:
+            OutOfStep: for many rounds the workers have stepped different optimizers.
+            PlanError: workers draw different orders of an epoch's samples.
+        """
+        steps: Steps = []
+        match event:
+            case Push():
+                steps = self.push(event)
+            case Take(worker, epoch, limit, wait, number):
                 self.takes[worker] = number
-                return self.take(worker, epoch, limit, wait=wait)
-            case "leave":
-                return self.leave(*arguments[:2], finished=arguments[2])
-            case "assign":
-                return self.assign(PushId(*arguments))
-            case "switch":
-                return self.switch(parse_mode(arguments[0]))
-            case "heard":
-                self.requests[arguments[0]] = arguments[1]
-                return None
-            case "vote":
-                worker, number, who, wants = arguments
-                return self.ballot.vote(worker, number, who, wants)
-            case "stop":
-                return self.ballot.stop(arguments[0])
-            case "call":
-                return self.collectives.call(*arguments)
-            case "verdicts" | "order" | "count" | "answers":
-                return getattr(self, name)(*arguments)
-            case "join" | "granted" | "give_back" | "carry" | "refuse" | "skip" | "spoiled":
-                return getattr(self, name)(*arguments)
-            case "retire" | "load":
-                return getattr(self, name)(*arguments)
-        raise FrameError(f"an event {name!r:.40} that no Lead knows")
+                leases, steps = self.take(worker, epoch, limit, wait=wait)
+                if leases is not None:
+                    return Ruling(steps, (LeaseGrant(worker, leases, self.over(epoch)),))
+            case Granted(limit):
+                grants, steps = self.granted(limit)
+                return Ruling(steps, grants)
+            case Heard(worker, number):
+                self.requests[worker] = number
+            case Join(worker, incarnation):
+                steps = self.join(worker, incarnation)
+            case Leave(worker, incarnation, finished):
+                steps = self.leave(worker, incarnation, finished=finished)
+            case Dismiss(worker):
+                self.retire(worker)
+            case Assign(push):
+                steps = self.assign(push)
+            case Load(worker, incarnation, number):
+                steps = self.load(worker, incarnation, number)
+            case Switch(mode):
+                steps = self.switch(parse_mode(mode))
+            case Vote(worker, number, who, wants):
+                self.ballot.vote(worker, number, who, wants)
+            case Verdicts():
+                return Ruling([], [Verdict(worker, stop) for worker, stop in self.verdicts()])
+            case StopEarly(reason):
+                self.ballot.stop(reason)
+            case Call(worker, number, place, value):
+                self.collectives.call(worker, number, place, value)
+            case Answers():
+                return Ruling([], [CallAnswer(worker) for worker in self.answers()])
+            case DrawOrder(worker, epoch, fingerprint, sampler):
+                self.order(worker, epoch, fingerprint, sampler)
+            case Count(samples):
+                self.count(samples)
+            case GiveBack(worker, ids):
+                self.give_back(worker, ids)
+            case Carry(worker, ids):
+                self.carry(worker, ids)
+            case Refuse(worker, ids):
+                self.refuse(worker, ids)
+            case Skip(worker, ids, samples):
+                self.skip(worker, ids, samples)
+            case Spoiled(worker):
+                self.spoiled(worker)
+            case _:
+                assert_never(event)
+        return Ruling(steps)
 
     def incarnation_of(self, worker: int) -> int:
         """Of a member."""
@@ -335,21 +391,13 @@ class Lead:
         """A worker was told to leave: the run goes on with fewer."""
         self._team.discard(worker)
 
-    @property
-    def alpha(self) -> float:
-        """The part of its distance to the centre by which a worker moves in an elastic exchange.
-
-        It follows the number of workers: beta = workers * alpha is what keeps the centre stable.
-        """
-        return min(1.0, self.mode.beta / max(1, len(self._team)))
-
     def load(self, worker: int, incarnation: int, number: int) -> Steps:
         """A worker gave all servers an optimizer state: they take it over here in the order. Said again, it
         changes nothing."""
         if self._incarnations.get(worker) != incarnation or self._loads.get(worker, -1) >= number:
             return []
         self._loads[worker] = number
-        return [["load", worker, incarnation, number]]
+        return [LoadStep(PushId(worker, incarnation, number))]
 
     def leave(self, worker: int, incarnation: int, *, finished: bool) -> Steps:
         """A worker is gone, in order (`finished`) or not. Its unfinished leases go back."""
@@ -360,7 +408,7 @@ class Lead:
         self.collectives.forget(worker)
         if not self.speaks(worker):
             self._parked.pop(worker, None)
-            return [["left", worker, incarnation]]
+            return [LeaveStep(worker, incarnation)]
         if finished:
             self._finished[worker] = (self.machine.clocks[worker], self._entered.get(worker, -1))
         self._parked.pop(worker, None)
@@ -369,7 +417,7 @@ class Lead:
         if self.book:
             self.book.left(worker)
         self._assigns.pop(worker, None)
-        return [*steps, ["left", worker, incarnation], *self._assigned()]
+        return [*steps, LeaveStep(worker, incarnation), *self._assigned()]
 
     def _forget_pushes(self, worker: int) -> None:
         """A worker is gone. What the servers hold of it will be applied all the same."""
@@ -498,7 +546,7 @@ class Lead:
         together = self.mode.in_place or (self.mode.inner is not None and self.mode.inner.in_place)
         together = together or self.mode.by_epoch
         if not together:
-            return [["assign", *push], ["admit", push.worker, self.version]]
+            return [AssignStep(push), AdmitStep(push.worker, self.version)]
         self._assigns[push.worker] = push
         return self._assigned()
 
@@ -517,9 +565,9 @@ class Lead:
         if self.descent is not None:
             self.descent.restart()
             self._changed()
-        drops = [["drop", *push] for push in rest]
-        admits = [["admit", push.worker, self.version] for push in (first, *rest)]
-        return [*drops, ["assign", *first], *admits]
+        drops = [DropStep(push) for push in rest]
+        admits = [AdmitStep(push.worker, self.version) for push in (first, *rest)]
+        return [*drops, AssignStep(first), *admits]
 
     def over(self, epoch: int) -> bool:
         """Whether an epoch has no more leases: it is finished for everybody, or the run ends early."""
@@ -564,7 +612,7 @@ class Lead:
         """Workers that wait for a round, for leases or for an assign."""
         return {*self._parked, *self.machine.waiting, *self._assigns}
 
-    def granted(self, limit: int) -> tuple[list[tuple[int, tuple[Lease, ...], bool]], Steps]:
+    def granted(self, limit: int) -> tuple[list[LeaseGrant], Steps]:
         """Answers for parked workers that are possible now: (worker, leases, epoch over), and steps."""
         if not self._parked or self._asking:
             return [], []
@@ -582,12 +630,12 @@ class Lead:
         elif self.book is None and set(self._parked) >= self.machine.members:
             # Of a stream only its readers know where it ends; some may have left an epoch early.
             self._streamed = max(self._streamed, min(self._parked.values()) + 1)
-        answers: list[tuple[int, tuple[Lease, ...], bool]] = []
+        answers: list[LeaseGrant] = []
         instructions: list[Instruction] = []
         for worker, epoch in sorted(self._parked.items()):
             leases = self._draw(worker, epoch, limit)
             if leases or self.over(epoch):
-                answers.append((worker, leases, self.over(epoch)))
+                answers.append(LeaseGrant(worker, leases, self.over(epoch)))
         for worker, leases, _ in answers:
             self._grant(worker, self._parked.pop(worker), leases)
             if self.speaks(worker):
@@ -608,7 +656,7 @@ class Lead:
         return steps
 
     def _changed(self) -> None:
-        assert isinstance(self.machine, Epochs)
+        assert isinstance(self.machine, WholeEpochs)
         self.machine.changed()
         self._check_limit()
 
@@ -741,9 +789,9 @@ class Lead:
             self.book.deal_by_round(mode.by_round, mode.copies)
         # Who is admitted from here on is told of the new mode.
         at = len(steps)
-        while at and steps[at - 1][0] == "admit":
+        while at and isinstance(steps[at - 1], AdmitStep):
             at -= 1
-        return [*steps[:at], ["mode", str(mode)], *steps[at:], *self._translated(more)]
+        return [*steps[:at], ModeStep(str(mode)), *steps[at:], *self._translated(more)]
 
     def _translated(self, instructions: Sequence[Instruction]) -> Steps:
         steps: Steps = []
@@ -753,18 +801,17 @@ class Lead:
                 case Apply(pushes):
                     steps.append(self._apply(pushes, version))
                     if self._left_out:
-                        steps += [["drop", *push] for push in pushes if push in self._left_out]
+                        steps += [DropStep(push) for push in pushes if push in self._left_out]
                         self._left_out.difference_update(pushes)
                     version += 1
                 case Admit(worker):
-                    steps.append(
-                        ["admit", worker, self.machine.version, *keeping(worker not in self._keeping)]
-                    )
+                    keep: Literal["keep"] | None = "keep" if worker in self._keeping else None
+                    steps.append(AdmitStep(worker, self.machine.version, keep))
                 case Hold(push) if self.descent is not None:
                     steps.append(self._add(self.descent, push))
                 case Hold(push):
                     self._held.add(push)
-                    steps.append(["hold", *push])
+                    steps.append(HoldStep(push))
                 case Drop(push):
                     dropped = self._pushes.pop(push, None)
                     self._held.discard(push)
@@ -773,10 +820,12 @@ class Lead:
                     self.fates.decided(push.worker, push.sequence, applied=False)
                     if dropped and self.book and push.worker in self.book.members:
                         self.book.give_back(push.worker, dropped.leases)
-                    steps.append(["drop", *push])
+                    steps.append(DropStep(push))
+                case _:
+                    assert_never(instruction)
         return steps
 
-    def _apply(self, ids: Sequence[PushId], before: int) -> list[Any]:
+    def _apply(self, ids: Sequence[PushId], before: int) -> Step:
         """One update, of the version `before` it."""
         pushes = [self._pushes.pop(p) for p in ids]
         if self._held:
@@ -795,11 +844,12 @@ class Lead:
                 continue
             staleness = self._record(p, before)
             weight = p.weighs if known else 1
-            scale = self.alpha if self.mode.payload == "elastic" else self.mode.scale(staleness)
+            scale = self.mode.scale(staleness, len(self._team))
             if self.book and self.mode.batches == "speed" and p.weighs:
                 scale *= self.book.part(p.id.worker, p.weighs)  # so that every sample counts the same
-            parts.append([*p.id, weight, scale])
-        return ["apply", parts] if self._clip_norm is None else ["reduce", parts, before]
+            parts.append(WeightedPush(*p.id, weight, scale))
+        update = tuple(parts)
+        return ApplyStep(update) if self._clip_norm is None else ReduceStep(update, before)
 
     def _too_late(self, push: Push) -> bool:
         """Whether somebody else was first with these samples: a slow worker's last leases are out twice."""
@@ -810,7 +860,7 @@ class Lead:
         self.book.give_back(push.id.worker, push.leases)
         return True
 
-    def _add(self, descent: Descent, push: PushId) -> list[Any]:
+    def _add(self, descent: Descent, push: PushId) -> Step:
         """The servers add a gradient to the epoch's sum, unless its samples are in it already: the last ones
         of an epoch are computed twice, and the first result counts."""
         p = self._pushes.pop(push)
@@ -819,16 +869,16 @@ class Lead:
         if self.book is None or not fresh:
             self.totals.drop(push.worker)
             self.give_back(push.worker, p.leases)
-            return ["drop", *push]
+            return DropStep(push)
         self.book.finish(push.worker, p.leases, refused=p.void)
         if p.void:
             self._refused(p.id.worker)
             self._left_out.discard(push)
             descent.spoil()
-            return ["drop", *push]
+            return DropStep(push)
         self._record(p, self.version)
         descent.add(p.samples)
-        return ["add", [[*push, p.samples, 1.0]]]
+        return AddStep((WeightedPush(*push, p.samples, 1.0),))
 
     def _refused(self, worker: int) -> None:
         """A push was not finite or absurd. One worker's alone are its own fault, all workers' the model's."""
@@ -883,8 +933,3 @@ class Lead:
             self._others_well.update(self._refusals)
         self.totals.staleness[record.staleness] += 1
         return record.staleness
-
-
-def keeping(fetch: bool) -> tuple[str, ...]:
-    """What stands behind an admit: whether the worker's parameters stay as they are."""
-    return () if fetch else ("keep",)

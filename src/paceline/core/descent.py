@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from paceline.core.modes.lbfgs import Answer, Lbfgs, Ops, merge_answers
+from paceline.core.steps import AskStep, Steps, VectorsStep
 
 __all__ = ["Descent"]
 
@@ -69,7 +70,7 @@ class Descent:
         """The sum lacks samples that it should have: this point cannot be judged by it."""
         self._whole = False
 
-    def evaluate(self) -> list[list[Any]]:
+    def evaluate(self) -> Steps:
         """The epoch is over: the servers' next step. None if nobody computed anything."""
         if self._restarted or not self._whole:
             return self._decide([])
@@ -77,9 +78,9 @@ class Descent:
             return []
         self.asking = True
         self._asked = [["scale", 1 / self._samples, "g"], *self.driver.ask()]
-        return [["ask", self._asked]]
+        return [AskStep(self._asked)]
 
-    def answered(self, parts: Sequence[Sequence[Answer]]) -> list[list[Any]]:
+    def answered(self, parts: Sequence[Sequence[Answer]]) -> Steps:
         """What all servers do about their answers to the last `ask`."""
         self.asking = False
         return self._decide(merge_answers(self._asked, parts))
@@ -94,7 +95,7 @@ class Descent:
         self.driver.restart()
         self._restarted = self._restarted or self._samples > 0
 
-    def _decide(self, answers: list[Answer]) -> list[list[Any]]:
+    def _decide(self, answers: list[Answer]) -> Steps:
         ops: Ops = []
         if self._restarted:
             self.outcome = ""
@@ -102,7 +103,7 @@ class Descent:
             move = self.driver.tell(answers, whole=self._whole)
             ops, self.outcome = move.ops, move.outcome
         self._samples, self._whole, self._restarted = 0, True, False
-        return [["vectors", ops, list(self.driver.vectors)]]
+        return [VectorsStep(ops, self.driver.vectors)]
 
     # State
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-__all__ = ["allow_late_gradients", "takes_fused", "use_fused"]
+__all__ = ["allow_late_gradients", "kernel_works", "takes_fused", "use_fused"]
 
 log = logging.getLogger("paceline")
 
@@ -48,7 +48,8 @@ def takes_fused(
         return False
     kind = _of_torch(kind)
     return all(
-        _works(kind, dtype, on) for dtype, on in {(p.dtype, device or p.device.type) for p in parameters}
+        kernel_works(kind, dtype, on)
+        for dtype, on in {(p.dtype, device or p.device.type) for p in parameters}
     )
 
 
@@ -59,7 +60,7 @@ def _of_torch(kind: type) -> type:
 
 
 @cache
-def _works(kind: type, dtype: torch.dtype, device: str) -> bool:
+def kernel_works(kind: type, dtype: torch.dtype, device: str) -> bool:
     """Whether a fused kernel does what the plain one does. Of classes that are not torch's nobody knows."""
     if not kind.__module__.startswith("torch.optim.") or not dtype.is_floating_point:
         return True

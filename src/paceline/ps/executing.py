@@ -7,10 +7,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from safetensors.torch import save
@@ -22,6 +22,25 @@ from paceline.comm.frames import field
 from paceline.comm.protection import protection
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.modes.lbfgs import Answer
+from paceline.core.steps import (
+    AddStep,
+    AdmitStep,
+    ApplyStep,
+    AskStep,
+    AssignStep,
+    CheckpointStep,
+    CommitStep,
+    DropStep,
+    HoldStep,
+    LeaveStep,
+    LoadStep,
+    ModeStep,
+    PlaceStep,
+    ReduceStep,
+    Step,
+    VectorsStep,
+    WeightedPush,
+)
 from paceline.exceptions import (
     CheckpointError,
     FrameError,
@@ -39,6 +58,9 @@ from paceline.storage.checkpoint import write_part
 __all__ = ["Executing"]
 
 log = logging.getLogger("paceline.server")
+
+_WITH_ADMITS = (AdmitStep, ApplyStep, CommitStep, AddStep, AssignStep, HoldStep)
+"""Steps that the admits behind them are executed with: parameters are copied while they are in the cache."""
 
 _BEHIND = 10
 """The niceness of a thread that writes a checkpoint: a tenth of a busy core."""
@@ -96,7 +118,7 @@ class Executing:
         self._loads: dict[PushId, tuple[StateBook, Collection[int] | None]] = {}
         """Optimizer states that workers gave, until the order says when to take them over; and the parameter
         groups that each is for (None: all)."""
-        self._orders: collections.deque[list[Any]] = collections.deque()
+        self._orders: collections.deque[Step] = collections.deque()
         self._lead_link: Connection | None = None
 
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
@@ -126,76 +148,94 @@ class Executing:
         """Execute what is due, as far as the pushes it needs are here."""
         while self._orders:
             step = self._orders[0]
-            if step[0] == "place" and not self._has_slices_for(Placement.from_json(step[1:])):
-                return
-            if step[0] in ("apply", "reduce", "add", "assign", "hold", "load") and not self._all_here(step):
+            if not self._can_execute(step):
                 return
             self._orders.popleft()
-            admits = [step] if step[0] == "admit" else []
-            if step[0] in ("admit", "apply", "commit", "add", "assign", "hold"):
-                while self._orders and self._orders[0][0] == "admit":
-                    admits.append(self._orders.popleft())
+            admits = [step] if isinstance(step, AdmitStep) else []
+            if isinstance(step, _WITH_ADMITS):
+                while self._orders and isinstance(admit := self._orders[0], AdmitStep):
+                    admits.append(admit)
+                    self._orders.popleft()
             self._execute(step, admits)
 
-    def _all_here(self, step: list[Any]) -> bool:
-        """Whether every push of a step has arrived, or never will because its worker is gone."""
-        ids = [step[1:]] if step[0] in ("assign", "hold", "load") else [p[:3] for p in step[1]]
+    def _can_execute(self, step: Step) -> bool:
+        """Whether all that a step needs is here."""
+        match step:
+            case ApplyStep(pushes) | ReduceStep(pushes) | AddStep(pushes):
+                return self._all_here([push[:3] for push in pushes], self._pushed)
+            case HoldStep(push) | AssignStep(push):
+                return self._all_here([push], self._pushed)
+            case LoadStep(push):
+                return self._all_here([push], self._loads)
+            case PlaceStep(placement):
+                return self._has_slices_for(placement)
+            case AdmitStep() | DropStep() | LeaveStep() | CommitStep() | ModeStep() | CheckpointStep():
+                return True
+            case AskStep() | VectorsStep():
+                return True
+            case _:
+                assert_never(step)
+
+    def _all_here(self, ids: Iterable[tuple[int, int, int]], here: Container[PushId]) -> bool:
+        """Whether every push has arrived, or never will because its worker is gone."""
         for worker, incarnation, sequence in ids:
-            if PushId(worker, incarnation, sequence) in (self._loads if step[0] == "load" else self._pushed):
+            if PushId(worker, incarnation, sequence) in here:
                 continue
             peer = self._peers.get(worker)
             if peer is not None and peer.incarnation == incarnation:
                 return False
         return True
 
-    def _execute(self, step: list[Any], admits: list[list[Any]]) -> None:
+    def _execute(self, step: Step, admits: list[AdmitStep]) -> None:
         """One step, and the admits that follow it: those are served while slices are in the cache."""
         assert self.shard is not None
         match step:
-            case ["drop", *push]:
-                self._pushed.pop(PushId(*push), None)
-            case ["left", worker, incarnation]:
+            case DropStep(push):
+                self._pushed.pop(push, None)
+            case LeaveStep(worker, incarnation):
                 self._forget(worker, incarnation)
-            case ["mode", text]:
+            case ModeStep(text):
                 self._change_mode(text)
-            case ["place", *placement]:
-                self._place(Placement.from_json(placement))
-            case ["checkpoint", _, directory]:
+            case PlaceStep(placement):
+                self._place(placement)
+            case CheckpointStep(directory=directory):
                 self._write_snapshot(Path(directory))
-            case ["reduce", pushes, number]:
+            case ReduceStep(pushes, number):
                 contributions, self._reduce_settings = self._contributions(pushes)
                 norms = self.shard.reduce(contributions)
                 self._reduced_to = [number, norms]
                 self._reduced(number, norms)
-            case ["hold", *push]:
-                self._hold(PushId(*push))
+            case HoldStep(push):
+                self._hold(push)
                 self._admit(admits, self._copy_only)
-            case ["add", pushes]:
+            case AddStep(pushes):
                 contributions, _ = self._contributions(pushes)
                 self.shard.add(contributions)
                 if len(contributions) < len(pushes):
                     self.shard.spoil()
                 self._admit(admits, self._copy_only)
-            case ["ask", ops]:
+            case AskStep(ops):
                 self._answered(self.shard.run(ops))
-            case ["vectors", ops, kept]:
+            case VectorsStep(ops, kept):
                 self._update(admits, lambda copies, done: self._shard.move(ops, kept))
-            case ["apply", pushes]:
+            case ApplyStep(pushes):
                 contributions, settings = self._contributions(pushes)
                 self._update(admits, self._work_of(contributions, settings))
-            case ["commit", scale]:
+            case CommitStep(scale):
                 settings, self._reduced_to = self._reduce_settings, []
                 self._update(admits, lambda copies, done: self._shard.commit(scale, settings, copies, done))
-            case ["assign", *push]:
-                pushed = self._pushed.pop(PushId(*push), None)
+            case AssignStep(push):
+                pushed = self._pushed.pop(push, None)
                 if pushed is not None:
                     self.shard.assign(pushed.peer.gradients.flat)
                 self._admit(admits, self._copy_only)
-            case ["load", *load]:
-                if (given := self._loads.pop(PushId(*load), None)) is not None:
+            case LoadStep(push):
+                if (given := self._loads.pop(push, None)) is not None:
                     self.shard.restore(given[0], parameters=False, groups=given[1])
-            case ["admit", *_]:
+            case AdmitStep():
                 self._admit(admits, self._copy_only)
+            case _:
+                assert_never(step)
 
     @property
     def _shard(self) -> Shard:
@@ -326,13 +366,13 @@ class Executing:
         pushed.gradients = kept
         pushed.held = True
 
-    def _update(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
+    def _update(self, admits: list[AdmitStep], work: Callable[..., None]) -> None:
         started = time.perf_counter()
         if self._faults.all:
             for damage in self._faults.at(self.updates + 1):
-                for _, worker, *_ in admits[self.updates % len(admits) :][:1] if admits else ():
-                    if worker in self._peers:
-                        self._peers[worker].connection.damage = damage
+                for admit in admits[self.updates % len(admits) :][:1] if admits else ():
+                    if admit.worker in self._peers:
+                        self._peers[admit.worker].connection.damage_next(damage)
         self.spans.begin_step(self.updates)
         protection.begin_step(self.updates)
         self.spans.main.enter(Phase.UPDATE)
@@ -347,14 +387,14 @@ class Executing:
     def _refused(self, worker: int) -> None:
         """A push that its worker thought finite was not, in part."""
 
-    def _admit(self, admits: list[list[Any]], work: Callable[..., None]) -> None:
+    def _admit(self, admits: list[AdmitStep], work: Callable[..., None]) -> None:
         """Do some work on the shard that ends with fresh parameters for these workers."""
         peers = []
-        for _, worker, version, *marks in admits:
+        for worker, version, keep in admits:
             peer = self._peers.get(worker)
             if peer is not None:
                 # The order says it, not the request: that may come later than the order.
-                peer.fetches = "keep" not in marks
+                peer.fetches = keep is None
                 peer.asked = None
                 body = self._admit_body(worker, version)
                 if peer.told != self._placement.number:
@@ -382,7 +422,7 @@ class Executing:
     def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
         return {"version": version}
 
-    def _contributions(self, pushes: Sequence[Sequence[Any]]) -> tuple[list[Contribution], Any]:
+    def _contributions(self, pushes: Sequence[WeightedPush]) -> tuple[list[Contribution], Any]:
         contributions, settings = [], None
         grouped = self.mode.grouped  # there a root pushes what others computed, too
         for worker, incarnation, sequence, weight, scale in pushes:

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Kind
+from paceline.comm import Connection, Frame
 from paceline.comm.frames import field
-from paceline.core.decider import Steps
+from paceline.comm.messages import SaveCut, SaveEnded
+from paceline.core.steps import CheckpointStep, Steps
 from paceline.exceptions import CheckpointError, LinkError
 from paceline.ps.attending import rank_of, saved_part
 from paceline.ps.ordering import Ordering
@@ -85,13 +86,13 @@ class Gathering(Ordering):
         patience = _LAST_PARTS_S if self._all_ended else _HURRY_S
         self._hurry_at = self._hurry_at or time.monotonic() + patience
         if self.shard is None:
-            self._report({"checkpoint": None, "reason": "there is no model yet"})
+            self._report(SaveEnded(None, reason="there is no model yet"))
         elif self._all_ended and self._peers:
             pass  # their last parts are on the way; the last one to leave brings us back
         elif self._saver is not None:
             self._save_again = self._unsaved or self._saver.version < self._lead.version
         elif self._last_saved == self._lead.version and not self._unsaved:
-            self._report({"checkpoint": "kept", "version": self._last_saved})
+            self._report(SaveEnded("kept", self._last_saved))
         elif (self.mode.by_round and self._lead.machine.active) or self._norms_due or not self._is_current():
             # Between two rounds every worker is between two batches, and a resume is bitwise.
             self._save_at_next = True
@@ -107,7 +108,7 @@ class Gathering(Ordering):
         if self._asked and not self._told_cut and self._saver is not None and not self._saver.needs_workers:
             self._told_cut = True
             with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"cut": self._saver.version})
+                self._controller.tell(SaveCut(self._saver.version))
 
     def _hurry(self) -> None:
         """A checkpoint was asked for and somebody takes his time: cut it here, commit what there is."""
@@ -158,7 +159,7 @@ class Gathering(Ordering):
                 "workers": self.config.workers,
             }
         )
-        return [["checkpoint", self._lead.version, str(self._saver.directory)]]
+        return [CheckpointStep(self._lead.version, str(self._saver.directory))]
 
     def _small_parts(self) -> dict[str, dict[str, Tensor]]:
         extras = self._adoption.extras
@@ -174,30 +175,29 @@ class Gathering(Ordering):
 
     def _saved(self, result: Path | CheckpointError) -> None:
         """A checkpoint is complete, or failed."""
-        body: dict[str, Any]
         if isinstance(result, CheckpointError):
             log.error("checkpoint failed: %s", result)
-            body = {"checkpoint": None, "reason": str(result)}
+            ended = SaveEnded(None, reason=str(result))
         else:
             assert self._saver is not None
             self._last_saved = self._saver.version
             log.info("checkpoint %s", result.name)
-            body = {"checkpoint": str(result), "version": self._saver.version}
+            ended = SaveEnded(str(result), self._saver.version)
         self._saver = None
         self._save_flags.clear()
         again, self._save_again = self._save_again, False
         if again:
             self._save_now()
         elif self._all_ended and self._peers:
-            self._report(body, asked=False)  # the final one is still to come: see _save_now
+            self._report(ended, asked=False)  # the final one is still to come: see _save_now
         else:
             self._hurry_at = None
-            self._report(body)
+            self._report(ended)
 
-    def _report(self, body: dict[str, Any], *, asked: bool = True) -> None:
+    def _report(self, ended: SaveEnded, *, asked: bool = True) -> None:
         """What became of a checkpoint; `asked`: of the one that the controller waits for, if it does."""
         if asked:
             asked, self._asked = self._asked, False
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, self._stats())
-            self._controller.send(Kind.STATS, {**body, "asked": asked})
+            self._controller.tell(self._stats())
+            self._controller.tell(ended._replace(asked=asked))

@@ -13,18 +13,53 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
+from paceline.comm.messages import (
+    FROM_CONTROLLER,
+    EndEarly,
+    LastWordsKept,
+    LetServerGo,
+    LetWorkerGo,
+    ModeEntered,
+    ReplaceWorker,
+    SaveBegun,
+    SaveNow,
+    SaveSoon,
+    ServerAddresses,
+    StopServing,
+    SwitchMode,
+)
 from paceline.core.ballot import WHO
-from paceline.core.decider import QUARANTINE, Lead, OutOfStep, keeping
+from paceline.core.decider import QUARANTINE, Lead, OutOfStep
 from paceline.core.descent import Descent
+from paceline.core.events import (
+    Assign,
+    Call,
+    Carry,
+    Count,
+    Dismiss,
+    DrawOrder,
+    GiveBack,
+    Heard,
+    Join,
+    Leave,
+    Load,
+    Push,
+    Refuse,
+    Skip,
+    StopEarly,
+    Take,
+    Vote,
+)
 from paceline.core.leases import Lease
 from paceline.core.modes import Rounds, parse_schedule
+from paceline.core.steps import AdmitStep, PlaceStep, ReduceStep
 from paceline.exceptions import (
     CheckpointError,
     DeadlineError,
@@ -168,44 +203,47 @@ class LeadServer(Placing):
         super().on_end(connection, reason)
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.CHECKPOINT and field(frame.body, "soon", bool, False):
-            self._save_at_next = self._save_at_next or (self.shard is not None and self._saver is None)
-        elif frame.kind is Kind.CHECKPOINT:
-            self._asked, self._told_cut = True, False
-            with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
-                self._controller.send(Kind.STATS, {"begun": True})
-            self._all_ended = field(frame.body, "all_ended", bool, False)
-            self._save_now()
-        elif frame.kind is Kind.SWITCH:
-            self._switch(field(frame.body, "mode", str), field(frame.body, "request", str))
-        elif frame.kind is Kind.LEAVE and "server" in frame.body:
-            self._departing.add(field(frame.body, "server", int))
-            self._plan_change()
-        elif frame.kind is Kind.LEAVE and "stop" in frame.body:
-            self._stop_asked = field(frame.body, "stop", str)
-            self._stop_if_asked()
-        elif frame.kind is Kind.LEAVE:
-            leaving = field(frame.body, "worker", int)
-            self._leaving.add(leaving)
-            self._do("retire", leaving)
-        elif frame.kind is Kind.STOP:
-            self._tell()
-            with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {**self._stats(), "last": True})
-            self._running = False
+        match FROM_CONTROLLER.read(frame.kind, frame.body):
+            case SaveSoon():
+                self._save_at_next = self._save_at_next or (self.shard is not None and self._saver is None)
+            case SaveNow(all_ended):
+                self._asked, self._told_cut = True, False
+                with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
+                    self._controller.tell(SaveBegun())
+                self._all_ended = all_ended
+                self._save_now()
+            case SwitchMode(mode, request):
+                self._switch(mode, request)
+            case LetServerGo(server):
+                self._departing.add(server)
+                self._plan_change()
+            case EndEarly(reason):
+                self._stop_asked = reason
+                self._stop_if_asked()
+            case LetWorkerGo(worker):
+                self._leaving.add(worker)
+                self._do(Dismiss(worker))
+            case StopServing():
+                self._tell()
+                with contextlib.suppress(LinkError):
+                    self._controller.tell(self._stats()._replace(last=True))
+                self._running = False
+            case ServerAddresses() | LastWordsKept():
+                pass  # it leads, and has said nothing that must be heard before it may end
+            case other:
+                assert_never(other)
 
     def _stop_if_asked(self) -> None:
         """End the run early. Before the first step, followers could not be told: it waits until then."""
         if self._stop_asked is not None and self._gate is None:
             reason, self._stop_asked = self._stop_asked, None
-            self._do("stop", reason)
+            self._do(StopEarly(reason))
             self._forward([])
             self._act([])
 
     def _controller_back(self, fresh: Connection) -> None:
         super()._controller_back(fresh)
-        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": None}
-        self._controller.send(Kind.STATS, body)
+        self._controller.tell(ModeEntered(str(self._lead.mode), self._lead.version))
         self._told_ending = False
         self._tell_news()
 
@@ -230,7 +268,7 @@ class LeadServer(Placing):
         self._current = self._lead.version
         self._unsaved = True
         self._after_norms = standby.held
-        reduces = [step[2] for step in self._orders if step[0] == "reduce"]
+        reduces = [step.number for step in self._orders if isinstance(step, ReduceStep)]
         if number := self._reduced_to[:1] or reduces:
             self._norms_due = 1
             self._norms.expect(number[0])
@@ -241,13 +279,13 @@ class LeadServer(Placing):
         if placement is None:
             self._fail(LinkError(f"{self.name} lost server:{self._led_by}, and nobody has its slices"))
             return
-        self._act([["place", *placement.to_json()]])
+        self._act([PlaceStep(placement)])
         if self._reduced_to:  # the lead before died between the halves of an update
             self._add_norms(*self._reduced_to)
         for worker in sorted(self._lead.machine.members - self._peers.keys()):
             incarnation, finished = standby.gone.get(worker, (-1, False))
             present = self._lead.incarnation_of(worker)
-            self._act(self._do("leave", worker, present, finished and incarnation == present))
+            self._act(self._do(Leave(worker, present, finished and incarnation == present)).steps)
         for worker, peer in sorted(self._peers.items()):
             self._answer_unheard(worker, peer)
         early, self._early_followers = self._early_followers, []
@@ -389,7 +427,7 @@ class LeadServer(Placing):
 
     def _let_in(self, peers: list[WorkerPeer]) -> None:
         for peer in peers:
-            self._act(self._do("join", peer.worker, peer.incarnation))
+            self._act(self._do(Join(peer.worker, peer.incarnation)).steps)
         self._stop_if_asked()
         self._current = self._lead.version
         for peer in peers:
@@ -413,20 +451,23 @@ class LeadServer(Placing):
         push = self._receive_push(peer, body)
         void = field(body, "void", bool, False)
         norm = field(body, "norm", float) if "norm" in body else None
-        facts = [
+        event = Push(
+            push,
             field(body, "read_version", int),
             field(body, "samples", int, 0),
-            field(body, "leases", list, []),
+            _leases(body, "leases"),
             void,
             norm,
             field(body, "fetch", bool, True),
-        ]
+        )
         if self._optimizers > 1:
-            facts += [field(body, "optimizer", int, 0), field(body, "weight", int, 0)]
+            event = event._replace(
+                optimizer=field(body, "optimizer", int, 0), weight=field(body, "weight", int, 0)
+            )
         self._heard(peer, body)
         peer.residual = field(body, "residual", float, peer.residual)
         if "refused" in body:
-            self._do("refuse", peer.worker, field(body, "refused", list))
+            self._do(Refuse(peer.worker, _leases(body, "refused")))
         if norm is not None and len(self._norms_told) < _MOST_NORMS:
             self._norms_told.append((peer.worker, norm))
         self._hear_account(peer, body)
@@ -440,7 +481,7 @@ class LeadServer(Placing):
             if peer.settings is not None:
                 self._lead.descent.driver.lr = float(peer.settings[0]["lr"])
         self._held_since[peer.worker] = time.monotonic()
-        steps = self._do("push", push.worker, push.incarnation, push.sequence, *facts)
+        steps = self._do(event).steps
         if self._lead.refused_norm is not None:
             norm, usual = self._lead.refused_norm
             log.warning(
@@ -456,10 +497,10 @@ class LeadServer(Placing):
         """Batches that a worker's script read and made no step with come with its next message, and so do
         samples that a script without a loader has counted."""
         if (logged := field(body, "logged", int, 0)) > 0:
-            self._do("count", logged)
+            self._do(Count(logged))
         if "skipped" in body:
-            leases, samples = field(body, "skipped", list), field(body, "skipped_samples", int, 0)
-            self._do("skip", peer.worker, leases, samples)
+            leases, samples = _leases(body, "skipped"), field(body, "skipped_samples", int, 0)
+            self._do(Skip(peer.worker, leases, samples))
 
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
         self._hear_account(self._peer(connection), frame.body)
@@ -480,9 +521,7 @@ class LeadServer(Placing):
         self._heard_at[peer.worker] = time.monotonic()
         self._owed.add(peer.worker)
         number = field(body, "n", int)
-        self._lead.requests[peer.worker] = number
-        if self._replicates:
-            self._events.append(["heard", peer.worker, number])
+        self._do(Heard(peer.worker, number))
         self._hear_ready(peer, body)
 
     def _hear_ready(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
@@ -508,18 +547,18 @@ class LeadServer(Placing):
         self._current = self._lead.version
         self._held_since[peer.worker] = time.monotonic()
         self._acting = peer.worker
-        self._act(self._do("assign", push.worker, push.incarnation, push.sequence))
+        self._act(self._do(Assign(push)).steps)
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
         peer, fetch = self._peer(connection), field(frame.body, "fetch", bool, True)
         self._heard(peer, frame.body)
         if "load" in frame.body:
             self._unsaved = True
-            self._act(self._do("load", peer.worker, peer.incarnation, field(frame.body, "load", int)))
+            self._act(self._do(Load(peer.worker, peer.incarnation, field(frame.body, "load", int))).steps)
         if lost := set(field(frame.body, "without", list, [])) & self._placement.servers:
             self._lost[peer.worker] = (lost, fetch, time.monotonic())
         else:
-            self._act([["admit", peer.worker, self._lead.version, *keeping(fetch)]])
+            self._act([AdmitStep(peer.worker, self._lead.version, None if fetch else "keep")])
 
     def _on_take(self, connection: Connection, frame: Frame) -> None:
         peer, body = self._peer(connection), frame.body
@@ -535,21 +574,21 @@ class LeadServer(Placing):
             if granted == number:
                 self._grant(peer, given, over=over)
             return
-        for name in ("give_back", "carry"):
-            if name in body:
-                self._do(name, peer.worker, field(body, name, list))
+        if "give_back" in body:
+            self._do(GiveBack(peer.worker, _leases(body, "give_back")))
+        if "carry" in body:
+            self._do(Carry(peer.worker, _leases(body, "carry")))
         self._hear_account(peer, body)
         if "order" in body:
             drawn = field(body, "order", list)
             if len(drawn) != 2 or not all(isinstance(each, str) for each in drawn):
                 raise FrameError("an order of samples that is not a fingerprint and a sampler's name")
-            self._do("order", peer.worker, epoch, drawn[0][:64], drawn[1][:200])
+            self._do(DrawOrder(peer.worker, epoch, drawn[0][:64], drawn[1][:200]))
         limit = min(LEASES_AT_ONCE, max(0, field(body, "limit", int)))
-        leases, steps = self._do("take", peer.worker, epoch, limit, field(body, "wait", bool), number)
-        if leases is None:
+        steps, replies = self._do(Take(peer.worker, epoch, limit, field(body, "wait", bool), number))
+        if not replies:
             self._held_since[peer.worker] = time.monotonic()
-        else:
-            self._grant(peer, leases, over=self._lead.over(epoch))
+        self._reply(replies)
         self._act(steps)
 
     def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
@@ -579,7 +618,7 @@ class LeadServer(Placing):
             self._tell_verdict(peer)
             return
         self._held_since[peer.worker] = time.monotonic()
-        self._do("vote", peer.worker, number, who, wants)
+        self._do(Vote(peer.worker, number, who, wants))
         self._act([])
 
     def _tell_verdict(self, peer: WorkerPeer) -> None:
@@ -605,7 +644,7 @@ class LeadServer(Placing):
             self._tell_answer(peer)
             return
         self._held_since[peer.worker] = time.monotonic()
-        self._do("call", peer.worker, number, place, value)
+        self._do(Call(peer.worker, number, place, value))
         self._act([])
 
     def _tell_answer(self, peer: WorkerPeer) -> None:
@@ -638,8 +677,10 @@ class LeadServer(Placing):
         if self._gate is not None:
             self._gate.discard(peer.worker)
         else:
-            self._act(self._do("leave", peer.worker, peer.incarnation, finished))
-        if self._saver is not None:
+            self._act(self._do(Leave(peer.worker, peer.incarnation, finished)).steps)
+        if self._saver is not None and not finished and not self._asked:
+            self._saver.worker_lost(peer.worker)
+        elif self._saver is not None:  # of a checkpoint that the run ends with, commit what there is
             self._saver.worker_saved(peer.worker)
         elif self._save_at_next and not self._lead.machine.active:
             self._save_now()  # no round will end any more
@@ -719,7 +760,7 @@ class LeadServer(Placing):
             self._hurry()
         self._tell_cut()
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, self._stats())
+            self._controller.tell(self._stats())
 
     def _check_deadline(self, now: float) -> None:
         """Nobody waits for ever, and the error names who is missing."""
@@ -789,10 +830,9 @@ class LeadServer(Placing):
         """Have the controller put another process in a worker's place. This one can write no more then."""
         if (peer := self._peers.get(worker)) is not None:
             incarnation = peer.incarnation
-        body = {"replace": worker, "incarnation": incarnation, "reason": reason}
         log.warning("%s", reason)
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(ReplaceWorker(worker, incarnation, reason))
 
     def _blockers(self, worker: int) -> set[int]:
         """Workers that this one waits for; none if it waits for a server."""
@@ -812,6 +852,14 @@ class LeadServer(Placing):
 
 _OF_THE_LEAD = (Kind.TAKE, Kind.VOTE, Kind.CALL)
 """What the lead alone answers."""
+
+
+def _leases(body: dict[str, Any], name: str) -> tuple[int, ...]:
+    """Numbers of leases that a worker sent."""
+    ids = field(body, name, list, [])
+    if not all(type(each) is int for each in ids):
+        raise FrameError(f"field {name!r} has leases that are not numbers")
+    return tuple(ids)
 
 
 def _rank(connection: Connection) -> int:

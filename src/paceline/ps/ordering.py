@@ -6,15 +6,19 @@ import logging
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, assert_never
 
 from paceline.comm import Connection, Kind
-from paceline.core.decider import Event, Lead, Steps
+from paceline.comm.messages import LeadReport, ModeEntered, RunEndsEarly, SwitchRefused, UserNote
+from paceline.core.decider import CallAnswer, Lead, LeaseGrant, Reply, Ruling, Verdict
+from paceline.core.events import Answers, Event, Granted, Spoiled, Switch, Verdicts, events_to_json
 from paceline.core.leases import Lease
 from paceline.core.modes import parse_mode
 from paceline.core.modes.lbfgs import Answer
 from paceline.core.norms import SliceNorms
+from paceline.core.steps import ApplyStep, AskStep, CommitStep, ReduceStep, Steps, VectorsStep, steps_to_json
 from paceline.exceptions import LinkError
 from paceline.observe.thinning import Thinning, pushes_thinning
 from paceline.ps.adoption import Adoption
@@ -91,7 +95,7 @@ class Ordering(Server):
         """The controller wants another mode, and has seen that the run can carry it."""
         mode = parse_mode(text)
         adopted = self.shard is not None
-        reason = self._lead.mode.carries(mode) or (undealt(mode, self._lead.book) if adopted else None)
+        reason = self._lead.mode.switch_refusal(mode) or (undealt(mode, self._lead.book) if adopted else None)
         if self._optimizers > 1:
             reason = reason or mode.one_optimizer_reason()
         if reason is not None:
@@ -100,40 +104,35 @@ class Ordering(Server):
         if self._request is not None:
             self._refuse_switch(self._request, f"a switch to {mode} came before it took effect")
         self._request = request
-        self._act(self._do("switch", str(mode)))
+        self._act(self._do(Switch(str(mode))).steps)
         if self._request == request and self._lead.mode == mode:
             self._tell_mode()  # it is in it already, and what was to come was taken back
 
     def _refuse_switch(self, request: str, reason: str) -> None:
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"refused_switch": reason, "request": request})
+            self._controller.tell(SwitchRefused(request, reason))
 
     def _tell_mode(self) -> None:
         request, self._request = self._request, None
-        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": request}
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(ModeEntered(str(self._lead.mode), self._lead.version, request))
 
-    def _do(self, *event: Any) -> Any:
+    def _do(self, event: Event) -> Ruling:
         """Let something happen to the Lead; the followers will hear of it with the next order."""
         if self._replicates:
-            self._events.append([*event])
-        return self._lead.replay([*event])
+            self._events.append(event)
+        return self._lead.decide(event)
 
     def _act(self, steps: Steps) -> None:
         """Make steps part of the order, then answer workers that wait for leases, a verdict or each other."""
         self._order(steps)
         if self._lead.ballot.waiting:
-            for worker, _ in self._do("verdicts"):
-                if worker in self._voting:
-                    self._tell_verdict(self._peers[worker])
+            self._reply(self._do(Verdicts()).replies)
         if self._lead.news or self._lead.ballot.reason is not None:
             self._tell_news()
         self._grant_all()
         if self._lead.collectives.callers:
-            for worker in self._do("answers"):
-                if worker in self._calling:
-                    self._tell_answer(self._peers[worker])
+            self._reply(self._do(Answers()).replies)
             if self._lead.news:
                 self._tell_news()
 
@@ -142,13 +141,27 @@ class Ordering(Server):
         while True:
             if not self._lead.parks:
                 return
-            answers, more = self._do("granted", LEASES_AT_ONCE)
+            more, answers = self._do(Granted(LEASES_AT_ONCE))
             if not answers and not more:
                 return
             self._order(more)
-            for worker, leases, over in answers:
-                if worker in self._taking:
-                    self._grant(self._peers[worker], leases, over=over)
+            self._reply(answers)
+
+    def _reply(self, replies: Sequence[Reply]) -> None:
+        """Answer workers, if they asked us: one that asked the lead before us will ask again."""
+        for reply in replies:
+            match reply:
+                case LeaseGrant(worker, leases, over):
+                    if worker in self._taking:
+                        self._grant(self._peers[worker], leases, over=over)
+                case Verdict(worker):
+                    if worker in self._voting:
+                        self._tell_verdict(self._peers[worker])
+                case CallAnswer(worker):
+                    if worker in self._calling:
+                        self._tell_answer(self._peers[worker])
+                case _:
+                    assert_never(reply)
 
     def _tell_news(self) -> None:
         """Tell the controller, once, that the run ends early, and what else the user should read."""
@@ -159,7 +172,7 @@ class Ordering(Server):
             self._told_ending = True
             log.info("the run ends early: %s", self._lead.ballot.reason)
             with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"ending": self._lead.ballot.reason})
+                self._controller.tell(RunEndsEarly(self._lead.ballot.reason))
 
     def _order(self, steps: Steps) -> None:
         """Forward steps to the followers, then execute them."""
@@ -169,15 +182,15 @@ class Ordering(Server):
             self._after_norms += steps
             self._forward([], steps)
             return
-        applies = [i for i, step in enumerate(steps) if step[0] in ("apply", "vectors")]
+        applies = [i for i, step in enumerate(steps) if isinstance(step, ApplyStep | VectorsStep)]
         if applies and self._save_is_due():
             at = applies[-1] + 1
             steps = [*steps[:at], *self._begin_save(), *steps[at:]]
         for i, step in enumerate(steps):
-            if step[0] in ("reduce", "ask"):
+            if isinstance(step, ReduceStep | AskStep):
                 self._norms_due = len(self._placement.servers)
-                if step[0] == "reduce":
-                    self._norms.expect(step[2])
+                if isinstance(step, ReduceStep):
+                    self._norms.expect(step.number)
                 steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
                 break
         self._forward(steps, self._after_norms)
@@ -189,13 +202,15 @@ class Ordering(Server):
     def _forward(self, steps: Steps, held: Steps | None = None) -> None:
         """Send steps to the followers, who is next in line to lead first."""
         self._position += len(steps)
-        body: dict[str, Any] = {"steps": steps}
+        events: list[Event] = []
         if self._replicates:
             self._log.extend(steps)
             events, self._events = self._events, []
-            body = {"steps": steps, "events": events, "held": held or []}
-        if not any(body.values()):
+        if not self._followers or not (steps or events or (held and self._replicates)):
             return
+        body: dict[str, Any] = {"steps": steps_to_json(steps)}
+        if self._replicates:
+            body |= {"events": events_to_json(events), "held": steps_to_json(held or [])}
         for link in self._followers.values():
             with contextlib.suppress(LinkError):  # on_end says so
                 link.send(Kind.ORDER, body)
@@ -212,7 +227,7 @@ class Ordering(Server):
             body["on"], body["held"] = self._acting, round(time.monotonic() - since, 6)
 
     def _refused(self, worker: int) -> None:
-        self._do("spoiled", worker)
+        self._do(Spoiled(worker))
 
     def _reduced(self, number: int, norms: list[tuple[int, float]]) -> None:
         self._add_norms(number, norms)
@@ -227,8 +242,8 @@ class Ordering(Server):
         assert self.config.clip_norm is not None
         held, self._after_norms = self._after_norms, []
         # torch.nn.utils.clip_grad_norm_'s formula
-        steps: Steps = [["commit", min(1.0, self.config.clip_norm / (norm + 1e-6))]]
-        if self._save_is_due() and not any(step[0] == "reduce" for step in held):
+        steps: Steps = [CommitStep(min(1.0, self.config.clip_norm / (norm + 1e-6)))]
+        if self._save_is_due() and not any(isinstance(step, ReduceStep) for step in held):
             steps += self._begin_save()
         self._order([*steps, *held])
 
@@ -241,27 +256,27 @@ class Ordering(Server):
         held, self._after_norms = self._after_norms, []
         self._act([*self._lead.answered(parts), *held])
 
-    def _stats(self) -> dict[str, Any]:
+    def _stats(self) -> LeadReport:
         totals = self._lead.totals
         norms, self._norms_told = self._norms_told, []
-        return {
-            "version": self._lead.version,
-            "epoch": self._lead.epoch,
-            "samples": totals.samples,
-            "pushes": totals.pushes,
-            "dropped": totals.dropped,
-            "dropped_of": {str(k): n for k, n in totals.dropped_of.items()},
-            "refused": totals.refused,
-            "norms": norms,
-            "skipped": totals.skipped,
-            "lost": self.lost,
-            "update_s": round(self.update_s, 6),
-            "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
-            "data": self._adoption.model.data if self._adoption.model else None,
-            "leases": self._lead.book.accounts() if self._lead.book else [],
-            "earlier_epochs": self._lead.book.earlier() if self._lead.book else {},
-            "parameters": self.layout.numel if self.layout else 0,
-        }
+        return LeadReport(
+            version=self._lead.version,
+            epoch=self._lead.epoch,
+            samples=totals.samples,
+            pushes=totals.pushes,
+            dropped=totals.dropped,
+            dropped_of=dict(totals.dropped_of),
+            refused=totals.refused,
+            norms=tuple(norms),
+            skipped=totals.skipped,
+            lost=self.lost,
+            update_s=round(self.update_s, 6),
+            staleness={k: totals.staleness[k] for k in sorted(totals.staleness)[:64]},
+            data=self._adoption.model.data if self._adoption.model else None,
+            leases=tuple(self._lead.book.accounts()) if self._lead.book else (),
+            earlier_epochs=self._lead.book.earlier() if self._lead.book else {},
+            parameters=self.layout.numel if self.layout else 0,
+        )
 
     def _write_pushes(self) -> None:
         # Which of them are kept depends on their numbers alone, so any lead can go on with the file.
@@ -292,7 +307,7 @@ class Ordering(Server):
             self._said.add(text)
             log.warning("%s", text)
             with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"note": text})
+                self._controller.tell(UserNote(text))
 
 
 _PUSHES = "version,worker,incarnation,sequence,read_version,staleness,samples\n"

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
-from paceline.core.decider import keeping
+from paceline.comm.messages import FullyReplicated, ServerEmptied, ServerUnreachable
+from paceline.core.steps import AdmitStep, PlaceStep, steps_to_json
 from paceline.exceptions import CheckpointError, LinkError
 from paceline.params import Placement, bytes_of
 from paceline.ps.gathering import Gathering
@@ -79,7 +80,7 @@ class Placing(Gathering):
         placement = self._latest_placement().without(rank) if able else None
         if placement is None:
             with contextlib.suppress(LinkError):  # the last that is known of what is lost
-                self._controller.send(Kind.STATS, self._stats())
+                self._controller.tell(self._stats())
             self._fail(LinkError(f"{self.name} lost server:{rank}: {reason}"))
             return
         log.warning("server:%s: %s; others answer for its slices", rank, reason)
@@ -87,14 +88,14 @@ class Placing(Gathering):
             self._save_again = True
             self._saver.part_written(CheckpointError(f"server:{rank} is gone"))
         self._change = None
-        self._act([["place", *placement.to_json()]])
+        self._act([PlaceStep(placement)])
         self._plan_change()
 
     def _latest_placement(self) -> Placement:
         """The last one in the order, whether we are there yet or not."""
         steps = [*self._orders, *self._after_norms]
-        latest = next((step for step in reversed(steps) if step[0] == "place"), None)
-        return self._placement if latest is None else Placement.from_json(latest[1:])
+        latest = next((step for step in reversed(steps) if isinstance(step, PlaceStep)), None)
+        return self._placement if latest is None else latest.placement
 
     def _follows(self, rank: int, connection: Connection) -> None:
         """It is in the order from here on. Who is next in line to lead hears of everything first."""
@@ -150,7 +151,7 @@ class Placing(Gathering):
                 link.send(Kind.ORDER, body)
             self._follows(rank, link)
         self._settling = {*self._followers}
-        self._act([["place", *change.placement.to_json()]])
+        self._act([PlaceStep(change.placement)])
         for rank in [r for r in self._followers if r not in change.placement.servers]:
             self._departing.discard(rank)
             self._left_behind[rank] = self._followers.pop(rank)
@@ -173,7 +174,7 @@ class Placing(Gathering):
             return
         with contextlib.suppress(LinkError):
             while self._departed:
-                self._controller.send(Kind.STATS, {"departed": min(self._departed)})
+                self._controller.tell(ServerEmptied(min(self._departed)))
                 self._departed.discard(min(self._departed))
 
     def _give(self, server: int, number: int, tensors: dict[str, Tensor]) -> None:
@@ -198,14 +199,15 @@ class Placing(Gathering):
     def _tell_whole(self) -> None:
         """All slices have all the copies that they should have."""
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"whole": sorted(self._placement.servers)})
+            self._controller.tell(FullyReplicated(tuple(sorted(self._placement.servers))))
 
     def _catch_up(self, follower: Connection, position: int) -> None:
         """A follower of the lead before has come: it lacks what only we have heard of."""
         missing = self._position - position
         if not 0 <= missing <= len(self._log):
             raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {self._position}")
-        body = {"steps": [*self._log][len(self._log) - missing :], "held": self._after_norms}
+        steps = [*self._log][len(self._log) - missing :]
+        body = {"steps": steps_to_json(steps), "held": steps_to_json(self._after_norms)}
         follower.send_aside()
         follower.send(Kind.ORDER, body)
 
@@ -220,7 +222,7 @@ class Placing(Gathering):
         ready = [w for w, (lost, _, _) in self._lost.items() if not lost & servers]
         for worker in sorted(ready):
             _, fetch, _ = self._lost.pop(worker)
-            self._act([["admit", worker, self._lead.version, *keeping(fetch)]])
+            self._act([AdmitStep(worker, self._lead.version, None if fetch else "keep")])
 
     def _hand_over(self, rank: int, link: Connection, checkpoint: str | None) -> None:
         """Tell a follower what the run trains."""
@@ -252,4 +254,4 @@ class Placing(Gathering):
             for rank in lost & self._followers.keys() if now - since > _ACCUSED_S else ():
                 self._hub.end(self._followers[rank], "a worker cannot reach it any more")
                 with contextlib.suppress(LinkError):
-                    self._controller.send(Kind.STATS, {"unreachable": rank})
+                    self._controller.tell(ServerUnreachable(rank))

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -21,6 +21,23 @@ from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
+from paceline.comm.messages import (
+    FROM_CONTROLLER,
+    EndEarly,
+    LastWordsKept,
+    LetServerGo,
+    LetWorkerGo,
+    SaveNow,
+    SaveSoon,
+    ServerAddresses,
+    ServerListening,
+    ServerReport,
+    StopServing,
+    StrangerSeen,
+    SwitchMode,
+)
+from paceline.core.events import events_from_json
+from paceline.core.steps import Step, steps_from_json
 from paceline.exceptions import (
     AuthError,
     FrameError,
@@ -63,7 +80,7 @@ class Server(Attending):
         self._failed = False
         self._position = 0
         """How many steps of the order this server has heard of."""
-        self._log: collections.deque[list[Any]] = collections.deque(maxlen=_LOG_STEPS)
+        self._log: collections.deque[Step] = collections.deque(maxlen=_LOG_STEPS)
         """The last of them."""
         self._fresh = True
         """Whether it is not in the order yet."""
@@ -99,7 +116,7 @@ class Server(Attending):
     def _meet_controller(self) -> None:
         """Listen to the controller, and say where workers find this server. It may be another one later."""
         self._hub.add(self._controller)
-        self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+        self._controller.tell(ServerListening(self._hub.listener.address.to_json()))
 
     def _controller_back(self, fresh: Connection) -> None:
         if self._running:
@@ -118,15 +135,15 @@ class Server(Attending):
 
     def _tell(self) -> None:
         """Tell the controller how this server does."""
-        body = {
-            "updates": self.updates,
-            "update_s": round(self.update_s, 6),
-            "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
-            **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
-            **({"saving": self._saving} if self._saving is not None else {}),
-        }
+        report = ServerReport(
+            updates=self.updates,
+            update_s=round(self.update_s, 6),
+            phases={PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
+            spans_broken=None if self.spans.broken is None else str(self.spans.broken),
+            saving=None if self._saving is None else (self._saving[0], self._saving[1]),
+        )
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"server": body})
+            self._controller.tell(report)
 
     def _close(self) -> None:
         self._running = False
@@ -149,7 +166,7 @@ class Server(Attending):
         """A port scan, or a role of another run."""
         log.warning("refused a connection: %s", reason)
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"stranger": reason})
+            self._controller.tell(StrangerSeen(reason))
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
@@ -194,11 +211,24 @@ class Server(Attending):
                     self._link_broke(peer)
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.START:
-            self._follow(field(frame.body, "lead", int), field(frame.body, "servers", dict))
-        elif frame.kind is Kind.STOP:
-            self._tell()
-            self._running = False
+        match FROM_CONTROLLER.read(frame.kind, frame.body):
+            case ServerAddresses(servers, lead):
+                self._follow(lead, servers)
+            case StopServing():
+                self._tell()
+                self._running = False
+            case (
+                SaveNow()
+                | SaveSoon()
+                | SwitchMode()
+                | LetWorkerGo()
+                | LetServerGo()
+                | EndEarly()
+                | LastWordsKept()
+            ):
+                pass  # for the lead, whose death the controller had not noticed; it asks the next one again
+            case other:
+                assert_never(other)
 
     def _follow(self, lead: int, servers: dict[str, Any]) -> None:
         """That server leads: the first one, or one that takes the place of a lead that is gone."""
@@ -248,11 +278,16 @@ class Server(Attending):
                         self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
                 if self._standby is not None:
                     self._standby.lead = lead_from_json(frame.body["lead"])
+            steps = steps_from_json(field(frame.body, "steps", list))
             if self._standby is not None:
-                self._standby.hear(frame.body)
-                self._log.extend(frame.body["steps"])
-            self._position += len(frame.body["steps"])
-            self._orders.extend(frame.body["steps"])
+                self._standby.hear(
+                    steps,
+                    events_from_json(field(frame.body, "events", list, [])),
+                    steps_from_json(field(frame.body, "held", list, [])),
+                )
+                self._log.extend(steps)
+            self._position += len(steps)
+            self._orders.extend(steps)
             self._advance()
         elif frame.kind is Kind.STATE:
             self._receive_gift(link, frame)

@@ -6,17 +6,20 @@ whatever anybody was answered, the followers know. A server that joins later is 
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from paceline.core.ballot import Ballot
 from paceline.core.collective_calls import CollectiveCalls
-from paceline.core.decider import Applied, Lead, Push, Steps, Totals
+from paceline.core.decider import Applied, Lead, Totals
+from paceline.core.events import Event, Push
 from paceline.core.fates import Fates
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import Clocks, ModeSpec, PushId, Rounds, Schedule, parse_mode
 from paceline.core.norms import NormBound
+from paceline.core.steps import CommitStep, Steps
 from paceline.exceptions import FrameError
 
 __all__ = ["Standby", "lead_from_json", "lead_to_json"]
@@ -44,16 +47,16 @@ class Standby:
         self.gone: dict[int, tuple[int, bool]] = {}
         """Workers whose link has ended: incarnation, and whether their script had."""
 
-    def hear(self, body: dict[str, Any]) -> None:
-        """What the lead sends with an order."""
-        for event in body.get("events", ()):
-            self.lead.replay(event)
+    def hear(self, steps: Steps, events: Sequence[Event], held: Steps) -> None:
+        """What the lead sends with an order: steps, what they follow from, and steps that wait."""
+        for event in events:
+            self.lead.decide(event)
         self.lead.sick.clear()
         self.lead.news.clear()
         del self.lead.applied[:-_RECORDS]
-        if any(step[0] == "commit" for step in body["steps"]):
+        if any(isinstance(step, CommitStep) for step in steps):
             self.held = []
-        self.held += body.get("held", ())
+        self.held += held
 
 
 _CLASSES: dict[str, type[Any]] = {

@@ -10,15 +10,35 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.decider import Lead, Push, Steps
+from paceline.core.decider import Lead
 from paceline.core.descent import Descent
+from paceline.core.events import Push
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import PushId, parse_mode
+from paceline.core.steps import (
+    AddStep,
+    AdmitStep,
+    ApplyStep,
+    AskStep,
+    AssignStep,
+    CheckpointStep,
+    CommitStep,
+    DropStep,
+    HoldStep,
+    LeaveStep,
+    LoadStep,
+    ModeStep,
+    PlaceStep,
+    ReduceStep,
+    Steps,
+    VectorsStep,
+    WeightedPush,
+)
 from paceline.params import OptimizerSpec, bind, describe, tensor_views
 from paceline.ps.shard import Contribution, Gradients, Shard
 from paceline.worker.steppers import (
@@ -312,20 +332,28 @@ class SimulatedRun:
     def _execute(self, steps: Steps) -> None:
         for step in steps:
             match step:
-                case ["hold", rank, incarnation, sequence]:
-                    self._hold(self._workers[rank], PushId(rank, incarnation, sequence))
-                case ["apply", pushes]:
+                case HoldStep(push):
+                    self._hold(self._workers[push.worker], push)
+                case ApplyStep(pushes):
                     self._apply(pushes)
-                case ["admit", rank, _]:
+                case AdmitStep(rank):
                     self._admit(self._workers[rank])
-                case ["add", pushes]:
+                case AddStep(pushes):
                     self._shard.add(self._contributions(pushes))
-                case ["ask", ops]:
+                case AskStep(ops):
                     self._act(self._lead.answered([self._shard.run(ops)]))
-                case ["vectors", ops, kept]:
+                case VectorsStep(ops, kept):
                     self._shard.move(ops, kept)
+                case DropStep(push):
+                    self._workers[push.worker].held.pop(push, None)
+                case LeaveStep():
+                    pass  # its memory stays: nobody comes in its place
+                case ReduceStep() | CommitStep() | AssignStep() | LoadStep() | ModeStep():
+                    raise NotImplementedError(f"a simulated run has no {step}")
+                case CheckpointStep() | PlaceStep():
+                    raise NotImplementedError(f"a simulated run has no {step}")
                 case _:
-                    pass
+                    assert_never(step)
 
     def _hold(self, worker: _Worker, push: PushId) -> None:
         kept = Gradients(torch.empty_like(self._base), self._layout, self._layout.slices)
@@ -333,7 +361,7 @@ class SimulatedRun:
             mine.copy_(theirs)
         worker.held[push] = kept
 
-    def _contributions(self, pushes: Sequence[Any]) -> list[Contribution]:
+    def _contributions(self, pushes: Sequence[WeightedPush]) -> list[Contribution]:
         contributions = []
         for rank, incarnation, sequence, weight, scale in pushes:
             worker = self._workers[rank]
@@ -350,7 +378,7 @@ class SimulatedRun:
             )
         return contributions
 
-    def _apply(self, pushes: Sequence[Any]) -> None:
+    def _apply(self, pushes: Sequence[WeightedPush]) -> None:
         contributions = self._contributions(pushes)
         if self.mode.payload == "elastic":
             worker = self._workers[contributions[0].worker]

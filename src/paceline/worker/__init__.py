@@ -46,7 +46,8 @@ What it records: `telemetry.py` Telemetry, all recorders; `reporter.py` Reporter
 `traffic.py` Traffic, bytes that a step moves; `phase_hooks.py`, when forward and backward begin and end.
 
 The process: `main.py` runs the user's program in a worker; `program_runner.py` runs a script as Python would;
-`inspect.py` runs one up to prepare(), for `paceline plan`; `plain_copies.py` copies prepared models.
+`inspect.py` runs one up to prepare(), for `paceline plan`; `plain_copies.py` copies prepared models;
+`pinning.py` keeps a worker on CPU cores of its own.
 """
 
 from paceline.worker.early_end import check_who

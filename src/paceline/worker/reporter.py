@@ -5,9 +5,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from paceline.comm import Connection, Kind
+from paceline.comm import Connection
+from paceline.comm.messages import LoggedMetrics, UserNote, WorkerReport
 from paceline.core.modes import is_loss
 from paceline.exceptions import LinkError, UsageError
 from paceline.observe.phases import PHASES
@@ -97,22 +97,22 @@ class Reporter:
         """
         self._send_metrics(clock)
         self._reported = time.monotonic()
-        body = {
-            "clock": clock,
-            "wait_s": round(wait_s, 6),
-            "step_s": round(self._reported - self._started - wait_s, 6),
-            "ledger": ledger,
-            "phases": {PHASES[phase]: round(s, 6) for phase, s in self._spans.flush().items()},
-        }
-        if self._spans.broken is not None:
-            body["spans_broken"] = str(self._spans.broken)
-        if self._values.broken is not None:
-            body["values_broken"] = str(self._values.broken)
-        self._tell(body)
+        spans, values = self._spans, self._values
+        self._tell(
+            WorkerReport(
+                clock=clock,
+                wait_s=round(wait_s, 6),
+                step_s=round(self._reported - self._started - wait_s, 6),
+                ledger=tuple(ledger),
+                phases={PHASES[phase]: round(s, 6) for phase, s in spans.flush().items()},
+                spans_broken=None if spans.broken is None else str(spans.broken),
+                values_broken=None if values.broken is None else str(values.broken),
+            )
+        )
 
     def note(self, text: str) -> None:
         """Tell the user something that training does not stop for."""
-        self._tell({"note": text})
+        self._tell(UserNote(text))
 
     def _send_metrics(self, clock: int) -> None:
         self._logged = time.monotonic()
@@ -120,13 +120,13 @@ class Reporter:
         if metrics:
             at = dict(zip(("step", "version", "samples", "epoch"), self._logged_at, strict=True))
             at["attempt"] = self._values.attempt
-            losses = [*map(_json_number, self._losses)]
+            losses = tuple(self._losses)
             self._losses.clear()
-            self._tell({"log": _json_safe(metrics), "log_at": at, "losses": losses, "clock": clock})
+            self._tell(LoggedMetrics(metrics, at, losses, clock))
 
-    def _tell(self, body: dict[str, Any]) -> None:
+    def _tell(self, said: WorkerReport | LoggedMetrics | UserNote) -> None:
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(said)
 
 
 def _not_a_number(metrics: dict[str, float]) -> UsageError:
@@ -140,12 +140,3 @@ def _not_a_number(metrics: dict[str, float]) -> UsageError:
                 f"in `paceline.log({name}=values.mean())`."
             )
     return UsageError("paceline.log() got a value that is no number.")
-
-
-def _json_safe(metrics: dict[str, float]) -> dict[str, Any]:
-    return {k: _json_number(v) for k, v in metrics.items()}
-
-
-def _json_number(value: float) -> float | str:
-    """JSON has no NaN or infinity: send them as text."""
-    return value if math.isfinite(value) else str(value)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.comm import Connection
 from paceline.comm.compression import CompressionSpec, refuse_useless
-from paceline.comm.compression.codec import Decoder, Encoder, Piece
+from paceline.comm.compression.slice_codec import Decoder, Encoder, Piece
 from paceline.comm.transfer import Transfer, encoded_sizes
 from paceline.core.modes import ModeSpec
 from paceline.exceptions import UsageError

@@ -284,4 +284,4 @@ class ServerLinks:
 
     def damage_next(self, how: str, step: int) -> None:
         """The next frame to one of the servers does not arrive as it should. For tests."""
-        self.each[step % len(self.each)].connection.damage = how
+        self.each[step % len(self.each)].connection.damage_next(how)

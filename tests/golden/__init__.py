@@ -1,0 +1,1 @@
+"""Records of what earlier versions did: later ones must do the same."""
