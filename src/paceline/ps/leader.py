@@ -166,6 +166,7 @@ class LeadServer(Placing):
             self._newcomers[int(rank)] = (connection, field(body, "address", dict))
             self._hand_over(int(rank), connection, None)
         elif role == "server":
+            self._forward([])  # events that are in what `_catch_up` tells it already
             self._follows(int(rank), connection)
             if self.shard is None:
                 with self._failing:

@@ -202,12 +202,17 @@ class Placing(Gathering):
             self._controller.tell(FullyReplicated(tuple(sorted(self._placement.servers))))
 
     def _catch_up(self, follower: Connection, position: int) -> None:
-        """A follower of the lead before has come: it lacks what only we have heard of."""
+        """A follower of the lead before has come. It lacks the steps that only we have heard of, and the
+        events that we have decided on meanwhile: it gets our Lead as it is now."""
         missing = self._position - position
         if not 0 <= missing <= len(self._log):
             raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {self._position}")
         steps = [*self._log][len(self._log) - missing :]
-        body = {"steps": steps_to_json(steps), "held": steps_to_json(self._after_norms)}
+        body = {
+            "steps": steps_to_json(steps),
+            "held": steps_to_json(self._after_norms),
+            "lead": lead_to_json(self._lead),
+        }
         follower.send_aside()
         follower.send(Kind.ORDER, body)
 

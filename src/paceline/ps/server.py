@@ -276,8 +276,8 @@ class Server(Attending):
                 for peer in self._peers.values():
                     if peer.asked is not None and self._skips(peer, peer.asked[1]):
                         self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
-                if self._standby is not None:
-                    self._standby.lead = lead_from_json(frame.body["lead"])
+            if self._standby is not None and "lead" in frame.body:
+                self._standby.lead, self._standby.held = lead_from_json(frame.body["lead"]), []
             steps = steps_from_json(field(frame.body, "steps", list))
             if self._standby is not None:
                 self._standby.hear(
