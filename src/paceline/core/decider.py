@@ -461,7 +461,7 @@ class Lead:
         made = self.machine.pushed(push.id, push.read_version, spent=spent, optimizer=push.optimizer)
         if isinstance(self.machine, Rounds) and self.machine.mixed >= OUT_OF_STEP:
             raise OutOfStep(self._words_on_mix(self.machine))
-        if self.book is not None and self.mode.batches == "speed":
+        if self.book is not None and self.mode.deals_by_speed:
             self._resize(self.book, push, made)
         return [*self._steps(made), *self._assigned()]
 
@@ -845,7 +845,7 @@ class Lead:
             staleness = self._record(p, before)
             weight = p.weighs if known else 1
             scale = self.mode.scale(staleness, len(self._team))
-            if self.book and self.mode.batches == "speed" and p.weighs:
+            if self.book and self.mode.deals_by_speed and p.weighs:
                 scale *= self.book.part(p.id.worker, p.weighs)  # so that every sample counts the same
             parts.append(WeightedPush(*p.id, weight, scale))
         update = tuple(parts)

@@ -161,7 +161,7 @@ class SimulatedRun:
             local_step_of(optimizer),
         )
         worker = _Worker(rank, model, stepper, Gradients(slot, layout, layout.slices))
-        if self.mode.damping in ("dc", "gap"):
+        if self.mode.remembers_reads:
             worker.backup = self._shard.flats(self._base.clone())
         self._workers[rank] = worker
 
@@ -254,7 +254,7 @@ class SimulatedRun:
             worker.unsent.append(worker.lease.id)
             worker.unsent_samples += worker.lease.samples
             worker.lease = None
-        if self.mode.name == "dogwild":  # its thread, as fast as it can be
+        if self.mode.own_threads:  # its thread, as fast as it can be
             yield from worker.stepper.flush()
         if self.mode.local and not self._try_take(worker):
             yield from worker.stepper.flush()  # before it rests

@@ -195,7 +195,7 @@ class RunSession(Session):
         space = ParameterSpace(models, got.optimizers, layout, parameters)
         data = data_facts(got.loader) if got.loader is not None else None
         self._has_loader = data is not None
-        if self.mode.by_epoch or self.mode.batches == "speed":
+        if self.mode.by_epoch or self.mode.deals_by_speed:
             _check_has_epochs(self.mode, data)
         return space, ModelOffer(
             layout=layout,
