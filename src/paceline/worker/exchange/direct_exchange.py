@@ -62,7 +62,7 @@ class DirectExchange:
     # --- attaching --------------------------------------------------------------------------------
 
     def attach_all(self) -> None:
-        """Attach to every server. The lead comes last: it opens the gate when a worker is everywhere."""
+        """Attach to every server. The lead comes last: it opens the gate when all workers are everywhere."""
         for link in reversed(self.links.each):
             self._attach(link)
             if link is not self.links.lead:
