@@ -20,7 +20,7 @@ class Lead(Gathering):
 
     def __init__(self) -> None:
         self._begin_gathering()
-        self._lead: Any = SimpleNamespace(version=2, machine=SimpleNamespace(active=set()))
+        self._decider: Any = SimpleNamespace(version=2, machine=SimpleNamespace(active=set()))
         self._norms_due = 0
         self._peers: Any = {0: "worker:0"}
         self.shard: Any = "parameters"

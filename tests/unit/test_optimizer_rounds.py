@@ -14,9 +14,8 @@ from paceline.core.modes.spec import parse_mode
 from paceline.exceptions import FrameError
 from paceline.params import OptimizerSpec, StateBook, describe
 from paceline.ps.shard import Contribution, Gradients, Shard
-from paceline.ps.standby import lead_from_json, lead_to_json
 from paceline.worker.prepared import Models
-from tests.deciding import JsonDecider
+from tests.deciding import JsonDecider, copied
 
 
 def push(worker: int, sequence: int = 0) -> PushId:
@@ -130,7 +129,7 @@ def test_what_norm_is_usual_is_known_of_each_optimizer():
 def test_a_follower_knows_what_is_pending_for_which_optimizer():
     order = lead()
     order.push(Push(push(0), 0, 4, (), False, optimizer=1))
-    other = lead_from_json(lead_to_json(order.decider))
+    other = copied(order.decider)
     last = Push(push(1), 0, 4, (), False, optimizer=1)
     assert other.push(last) == order.decider.push(last)
     assert other.machine.version == 1

@@ -6,7 +6,7 @@ A server is made of layers, each a class of its own that builds on the one befor
 * `executing.py` Executing: the run's one order of instructions, executed on its shard.
 * `attending.py` Attending: workers that attach, push, and whose links break.
 * `server.py`    Server: the loop, the controller, and following a lead.
-* `ordering.py`  Ordering: making that order, by what the Lead decides.
+* `ordering.py`  Ordering: making that order, by what the decider decides.
 * `gathering.py` Gathering: checkpoints.
 * `placing.py`   Placing: which server holds what; servers that die, come and go.
 * `leader.py`    LeadServer: server 0, or who leads in its place.
@@ -14,6 +14,7 @@ A server is made of layers, each a class of its own that builds on the one befor
 What they use:
 
 * `standby.py`  Standby: what a follower keeps so that it can lead.
+* `push_record.py` PushRecord: the record of applied pushes.
 * `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.
 * `shard.py`    Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
 * `lanes.py`    Lanes: the threads that share a shard's slices, on cores apart.

@@ -66,8 +66,8 @@ class Gathering(Ordering):
 
     def _save_is_due(self) -> bool:
         if self.mode.serverless:
-            return self._lead.version == self._announced
-        return self._save_at_next or self._is_periodic(self._lead.version)
+            return self._decider.version == self._announced
+        return self._save_at_next or self._is_periodic(self._decider.version)
 
     def _is_periodic(self, version: int) -> bool:
         return self.config.checkpoint_every > 0 and version % self.config.checkpoint_every == 0
@@ -75,9 +75,9 @@ class Gathering(Ordering):
     def _announce_cut(self, worker: int, body: dict[str, Any]) -> None:
         """allreduce: tell the root that the version which it makes next is to be kept. It then sends its
         parameters along, and tells its group, so that all parts are of one moment."""
-        due = self._save_at_next or self._is_periodic(self._lead.version + 1)
-        if self.mode.serverless and self._lead.speaks(worker) and self._saver is None and due:
-            self._announced = self._lead.version + 1
+        due = self._save_at_next or self._is_periodic(self._decider.version + 1)
+        if self.mode.serverless and self._decider.groups.speaks(worker) and self._saver is None and due:
+            self._announced = self._decider.version + 1
             body["cut"] = True
 
     def _save_now(self) -> None:
@@ -89,18 +89,24 @@ class Gathering(Ordering):
         elif self._all_ended and self._peers:
             pass  # their last parts are on the way; the last one to leave brings us back
         elif self._saver is not None:
-            self._save_again = self._unsaved or self._saver.version < self._lead.version
-        elif self._last_saved == self._lead.version and not self._unsaved:
+            self._save_again = self._unsaved or self._saver.version < self._decider.version
+        elif self._last_saved == self._decider.version and not self._unsaved:
             self._report({"checkpoint": "kept", "version": self._last_saved})
-        elif (self.mode.by_round and self._lead.machine.active) or self._norms_due or not self._is_current():
+        elif (
+            (self.mode.by_round and self._decider.machine.active) or self._norms_due or not self._is_current()
+        ):
             # Between two rounds every worker is between two batches, and a resume is bitwise.
             self._save_at_next = True
         else:
             self._order(self._begin_save())
 
+    @property
+    def _in_a_round(self) -> bool:
+        return self.mode.by_round and bool(self._decider.machine.active)
+
     def _is_current(self) -> bool:
         """Whether our parameters are those of the present version. In allreduce they often are not."""
-        return not self.mode.serverless or self._current == self._lead.version
+        return not self.mode.serverless or self._current == self._decider.version
 
     def _tell_cut(self) -> None:
         """Once a checkpoint that was asked for needs the workers no more, let the controller know."""
@@ -124,18 +130,18 @@ class Gathering(Ordering):
     def _begin_save(self) -> Steps:
         """The step that cuts a checkpoint here; none if the one before is still being written."""
         if self._saver is not None:
-            log.warning("checkpoint %s skipped: the one before is not finished", self._lead.version)
+            log.warning("checkpoint %s skipped: the one before is not finished", self._decider.version)
             return []
         self._save_at_next = self._unsaved = False
         self._of_this_one = dict(self._states)
         self._write_pushes()  # who goes back to this checkpoint finds the record of all that is in it
-        workers = {w for w in self._peers if self._lead.root_of(w) in self._lead.machine.members}
+        workers = {w for w in self._peers if self._decider.groups.root_of(w) in self._decider.machine.members}
         if self.mode.serverless:  # they send their parts by themselves
-            workers = {w for w in workers if self._cuts.get(w) != self._lead.version}
+            workers = {w for w in workers if self._cuts.get(w) != self._decider.version}
         try:
             self._saver = Saver(
                 Path(self.config.run_dir) / "checkpoints",
-                self._lead.version,
+                self._decider.version,
                 parts=len(self._placement.servers),
                 workers=workers,
                 keep=self.config.keep_checkpoints,
@@ -145,7 +151,7 @@ class Gathering(Ordering):
             self._saved(error)
             return []
         # The root of a group tells the others.
-        asked = set() if self.mode.serverless else {w for w in workers if self._lead.speaks(w)}
+        asked = set() if self.mode.serverless else {w for w in workers if self._decider.groups.speaks(w)}
         self._save_flags = asked
         self._saver.attach_states(self._small_parts)
         model = self._adoption.model
@@ -153,12 +159,12 @@ class Gathering(Ordering):
         self._saver.describe(
             {
                 **model.facts(),
-                "lead": self._lead.snapshot(),
+                "lead": self._decider.snapshot(),
                 "servers": self.config.servers,
                 "workers": self.config.workers,
             }
         )
-        return [CheckpointStep(self._lead.version, str(self._saver.directory))]
+        return [CheckpointStep(self._decider.version, str(self._saver.directory))]
 
     def _small_parts(self) -> dict[str, dict[str, Tensor]]:
         extras = self._adoption.extras

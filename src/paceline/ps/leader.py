@@ -1,6 +1,6 @@
 """The lead: a server that also makes the run's order. Server 0, or who takes its place.
 
-It runs the Lead (mode, leases), forwards what that decides to the other servers, sees that nobody waits
+It runs the decider (mode, leases), forwards what that decides to the other servers, sees that nobody waits
 longer than the deadline, and gathers checkpoints.
 
 With replicas it sends what it hears along with what it decides, and before it acts on it: then each follower
@@ -21,8 +21,7 @@ from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
 from paceline.core.ballot import WHO
-from paceline.core.decider import QUARANTINE, Lead, OutOfStep
-from paceline.core.descent import Descent
+from paceline.core.decider import Decider, OutOfStep
 from paceline.core.events import (
     Assign,
     Call,
@@ -30,18 +29,21 @@ from paceline.core.events import (
     Count,
     Dismiss,
     DrawOrder,
+    FatesTold,
     GiveBack,
     Heard,
     Join,
     Leave,
     Load,
     Push,
+    Rate,
     Refuse,
     Skip,
     StopEarly,
     Take,
     Vote,
 )
+from paceline.core.health import QUARANTINE
 from paceline.core.leases import Lease
 from paceline.core.modes import Rounds, parse_schedule
 from paceline.core.steps import AdmitStep, PlaceStep, ReduceStep
@@ -54,13 +56,15 @@ from paceline.exceptions import (
     PlanError,
     UsageError,
 )
+from paceline.observe.thinning import pushes_thinning
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attending import rank_of
-from paceline.ps.config import ServerConfig, book_of, new_lead, undealt
-from paceline.ps.ordering import LEASES_AT_ONCE, append_pushes, open_pushes
+from paceline.ps.config import ServerConfig, begin, new_decider, undealt
+from paceline.ps.ordering import LEASES_AT_ONCE
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
+from paceline.ps.push_record import PushRecord
 from paceline.ps.saving import state_book, worker_state
 from paceline.ps.server import TICK_S, Server
 from paceline.storage.checkpoint import load
@@ -97,9 +101,10 @@ class LeadServer(Placing):
     def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         super().__init__(config, secret, controller)
         resumed = load(Path(config.resume)) if config.resume else None
-        self._begin_leading(new_lead(config, None, None), Adoption(resumed, self.mode), gate=set())
+        self._begin_leading(new_decider(config), Adoption(resumed, self.mode), gate=set())
         applied = 0 if resumed is None else int(resumed.meta["lead"]["pushes"])
-        self._pushes = open_pushes(Path(config.run_dir) / "pushes.csv", applied, self._thinning)
+        thinning = pushes_thinning(config.records_mb)
+        self._record = PushRecord.begin(Path(config.run_dir) / "pushes.csv", applied, thinning)
 
     @classmethod
     def succeeding(cls, follower: Server) -> "LeadServer":
@@ -109,8 +114,8 @@ class LeadServer(Placing):
         server._take_over()
         return server
 
-    def _begin_leading(self, lead: Lead, adoption: Adoption, gate: set[int] | None = None) -> None:
-        self._begin_ordering(lead, adoption, gate)
+    def _begin_leading(self, decider: Decider, adoption: Adoption, gate: set[int] | None = None) -> None:
+        self._begin_ordering(decider, adoption, gate)
         self._begin_gathering()
         self._begin_placing()
         self._listens: dict[int, Any] = {}
@@ -138,7 +143,7 @@ class LeadServer(Placing):
             link.close()
         super()._close()
         self._write_pushes()
-        self._pushes.close()
+        self._record.close()
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -224,7 +229,7 @@ class LeadServer(Placing):
 
     def _controller_back(self, fresh: Connection) -> None:
         super()._controller_back(fresh)
-        body = {"mode": str(self._lead.mode), "version": self._lead.version, "request": None}
+        body = {"mode": str(self._decider.mode), "version": self._decider.version, "request": None}
         self._controller.send(Kind.STATS, body)
         self._told_ending = False
         self._tell_news()
@@ -241,13 +246,13 @@ class LeadServer(Placing):
         self._worker_handlers = self._handlers()
         adoption = Adoption(None, self.mode)  # training goes on: nobody starts from a checkpoint any more
         adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
-        self._begin_leading(standby.lead, adoption)
+        self._begin_leading(standby.decider, adoption)
         self._adopting = set()
         self._states = standby.states
         self._untold = set(self._peers)
         asked = {worker: peer.asked[0] for worker, peer in self._peers.items() if peer.asked is not None}
         self._owed = {worker for worker, kind in asked.items() if kind not in _OF_THE_LEAD}
-        self._current = self._lead.version
+        self._current = self._decider.version
         self._unsaved = True
         self._after_norms = standby.held
         reduces = [step.number for step in self._orders if isinstance(step, ReduceStep)]
@@ -255,7 +260,12 @@ class LeadServer(Placing):
             self._norms_due = 1
             self._norms.expect(number[0])
         self._numbered = self._placement.number + _PROMISED  # workers may know of some that never came
-        self._pushes = append_pushes(Path(self.config.run_dir) / "pushes.csv", self._lead, self._thinning)
+        self._record = PushRecord.take_over(
+            Path(self.config.run_dir) / "pushes.csv",
+            self._decider.totals.pushes,
+            standby.records,
+            pushes_thinning(self.config.records_mb),
+        )
         log.warning("%s leads from here on, in the place of server:%s", self.name, self._led_by)
         placement = self._latest_placement().without(self._led_by)
         if placement is None:
@@ -264,9 +274,9 @@ class LeadServer(Placing):
         self._act([PlaceStep(placement)])
         if self._reduced_to:  # the lead before died between the halves of an update
             self._add_norms(*self._reduced_to)
-        for worker in sorted(self._lead.machine.members - self._peers.keys()):
+        for worker in sorted(self._decider.machine.members - self._peers.keys()):
             incarnation, finished = standby.gone.get(worker, (-1, False))
-            present = self._lead.incarnation_of(worker)
+            present = self._decider.roster.incarnations[worker]
             self._act(self._do(Leave(worker, present, finished and incarnation == present)).steps)
         for worker, peer in sorted(self._peers.items()):
             self._answer_unheard(worker, peer)
@@ -280,7 +290,7 @@ class LeadServer(Placing):
         if peer.asked is None:
             return
         kind, body = peer.asked
-        if kind in _OF_THE_LEAD or field(body, "n", int) > self._lead.requests.get(worker, 0):
+        if kind in _OF_THE_LEAD or field(body, "n", int) > self._decider.roster.requests.get(worker, 0):
             self._hub.handle(peer.connection, Frame(kind, body, 0, []))
 
     # --- followers --------------------------------------------------------------------------------
@@ -312,7 +322,7 @@ class LeadServer(Placing):
         if frame.payload_bytes:
             self._begin_adoption(self._adoption.take_weights(connection, frame))
         else:
-            self._adoption.offered(rank_of(connection), connection, frame, begun=self._lead.begun)
+            self._adoption.offered(rank_of(connection), connection, frame, begun=self._decider.begun)
             if self._adoption.offered_anew(self.config.workers):
                 self._begin_anew()
             self._gate_since = self._gate_since or time.monotonic()
@@ -325,7 +335,7 @@ class LeadServer(Placing):
             self._worker_left(peer, finished=False)
         self._forget_model()
         followers, where = self._followers, self._where
-        self._begin_leading(new_lead(self.config, None, None), self._adoption, gate=set())
+        self._begin_leading(new_decider(self.config), self._adoption, gate=set())
         self._followers, self._where = followers, where
 
     def _try_adopt(self) -> None:
@@ -337,21 +347,20 @@ class LeadServer(Placing):
         """Take the model and hand it to the other servers."""
         model, saved = self._adoption.model, self._adoption.checkpoint
         assert model is not None
-        self._lead.book = book_of(self.config, model.data)
-        self._lead.several_optimizers = len(model.spec.groups_of) > 1
+        begin(self._decider, self.config, model.data, model.spec, None)
         for mode in parse_schedule(self.mode, self.config.schedule).modes:
-            if reason := undealt(mode, self._lead.book):
+            if reason := undealt(mode, self._decider.book):
                 raise PlanError(reason)
             if len(model.spec.groups_of) > 1 and (reason := mode.one_optimizer_reason()):
                 raise PlanError(f"prepare() got {len(model.spec.groups_of)} optimizers: {reason}.")
         if self.mode.by_epoch:
-            self._begin_descent(model.spec.groups[0])
+            self._tell_descent(model.spec.groups[0])
         placement = Placement.over(model.layout, range(self.config.servers), self.config.replicas)
         model.numerics.apply()
         self._adopt(model.layout, model.spec, region, placement, lambda slices: None)
         if saved is not None:
-            self._lead.restore(saved.meta["lead"])
-            self._last_saved = self._lead.version
+            self._decider.restore(saved.meta["lead"])
+            self._last_saved = self._decider.version
             book = state_book(saved, optimizer=not self.mode.serverless)
             self._shard.restore(book, vectors=self.mode.by_epoch)
             # Until workers send newer ones, the next checkpoint keeps what this one has of them.
@@ -364,9 +373,8 @@ class LeadServer(Placing):
             self._hand_over(rank, link, None if saved is None else str(saved.path))
         self._try_answer()
 
-    def _begin_descent(self, settings: dict[str, Any]) -> None:
+    def _tell_descent(self, settings: dict[str, Any]) -> None:
         """Sandblaster: the settings are L-BFGS's."""
-        self._lead.descent = Descent.of(settings)
         if "instead_of" in settings:
             self._say_once(
                 f"in mode {self.mode} the servers step by L-BFGS with lr {settings['lr']:g}; nothing of the "
@@ -383,7 +391,7 @@ class LeadServer(Placing):
             self._region,
             facts=self._servers_facts(),
             writable=self.mode.needs_memory,
-            epoch=self._lead.epoch,
+            epoch=self._decider.epoch,
             share=self.mode.in_place or self.mode.needs_memory or self.mode.switchable,
             mode=str(self.mode),
             first=self._gate is not None,
@@ -411,19 +419,19 @@ class LeadServer(Placing):
         for peer in peers:
             self._act(self._do(Join(peer.worker, peer.incarnation)).steps)
         self._stop_if_asked()
-        self._current = self._lead.version
+        self._current = self._decider.version
         for peer in peers:
-            facts: dict[str, Any] = {"version": self._lead.version, "mode": str(self.mode)}
+            facts: dict[str, Any] = {"version": self._decider.version, "mode": str(self.mode)}
             facts |= self._progress()
             if self.config.groups:
-                facts["group"] = self._listens.get(self._lead.root_of(peer.worker))
+                facts["group"] = self._listens.get(self._decider.groups.root_of(peer.worker))
             self._announce_cut(peer.worker, facts)
             self._unplaced.discard(peer.worker)
             if self._change is not None:
                 self._change.unready.add(peer.worker)
                 self._change.untold.discard(peer.worker)
                 facts["next"] = self._change.to_json()
-            if self._lead.ballot.reason is not None:
+            if self._decider.ballot.reason is not None:
                 facts["stop"] = True
             facts["placement"] = self._placement.to_json()
             self._welcome(peer, **facts)
@@ -458,21 +466,21 @@ class LeadServer(Placing):
         if void:
             log.warning("%s pushed NaN or Inf at step %s: refused", peer.name, push.sequence + 1)
         self._acting = peer.worker
-        if self._lead.descent is not None:
+        if self._decider.descent is not None:
             self._unsaved = True  # it is in a sum, which has no version of its own
             if peer.settings is not None:
-                self._lead.descent.driver.lr = float(peer.settings[0]["lr"])
+                self._do(Rate(float(peer.settings[0]["lr"])))
         self._held_since[peer.worker] = time.monotonic()
-        steps = self._do(event).steps
-        if self._lead.refused_norm is not None:
-            norm, usual = self._lead.refused_norm
+        ruling = self._do(event)
+        if ruling.refused_norm is not None:
+            norm, usual = ruling.refused_norm
             log.warning(
                 "%s pushed a gradient of norm %.3g at step %s, and %.3g is usual: refused (--norm-bound)",
                 *(peer.name, norm, push.sequence + 1, usual),
             )
-        self._act(steps)
+        self._act(ruling.steps)
         self._tell_mixed()
-        if self._lead.sick:
+        if self._sick:
             self._quarantine()
 
     def _hear_account(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
@@ -489,11 +497,11 @@ class LeadServer(Placing):
         super()._on_bye(connection, frame)
 
     def _tell_mixed(self) -> None:
-        machine = self._lead.machine
+        machine = self._decider.machine
         if isinstance(machine, Rounds) and machine.mixed == 1:
             who = ", ".join(f"worker:{w} optimizer {k}" for w, k in sorted(machine.last_mix.items()))
             self._say_once(
-                f"at version {self._lead.version} workers stepped different optimizers at the same time "
+                f"at version {self._decider.version} workers stepped different optimizers at the same time "
                 f"({who}). Each update is made of the pushes for one optimizer, and the other workers wait "
                 "until all are in step again: this happens after a worker was replaced"
             )
@@ -519,14 +527,14 @@ class LeadServer(Placing):
         assert peer.copy is not None
         whole = [each for each in peer.copy if each is not None]
         self._shard.assign(whole if isinstance(peer, ShmPeer) else peer.gradients.flat)
-        self._current = self._lead.version + 1
+        self._current = self._decider.version + 1
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
         peer = self._peer(connection)
         push = self._receive_push(peer, frame.body)
         self._heard(peer, frame.body)
         self._unsaved = True
-        self._current = self._lead.version
+        self._current = self._decider.version
         self._held_since[peer.worker] = time.monotonic()
         self._acting = peer.worker
         self._act(self._do(Assign(push)).steps)
@@ -540,7 +548,7 @@ class LeadServer(Placing):
         if lost := set(field(frame.body, "without", list, [])) & self._placement.servers:
             self._lost[peer.worker] = (lost, fetch, time.monotonic())
         else:
-            self._act([AdmitStep(peer.worker, self._lead.version, None if fetch else "keep")])
+            self._act([AdmitStep(peer.worker, self._decider.version, None if fetch else "keep")])
 
     def _on_take(self, connection: Connection, frame: Frame) -> None:
         peer, body = self._peer(connection), frame.body
@@ -551,8 +559,8 @@ class LeadServer(Placing):
         self._taking.add(peer.worker)
         number, epoch = field(body, "n", int, 0), field(body, "epoch", int)
         self._hear_ready(peer, body)
-        if number and self._lead.takes.get(peer.worker) == number:  # the lead before had heard it
-            granted, given, over = self._lead.grants.get(peer.worker, (0, (), False))
+        if number and self._decider.roster.takes.get(peer.worker) == number:  # the lead before had heard it
+            granted, given, over = self._decider.roster.grants.get(peer.worker, (0, (), False))
             if granted == number:
                 self._grant(peer, given, over=over)
             return
@@ -567,17 +575,17 @@ class LeadServer(Placing):
                 raise FrameError("an order of samples that is not a fingerprint and a sampler's name")
             self._do(DrawOrder(peer.worker, epoch, drawn[0][:64], drawn[1][:200]))
         limit = min(LEASES_AT_ONCE, max(0, field(body, "limit", int)))
-        steps, replies = self._do(Take(peer.worker, epoch, limit, field(body, "wait", bool), number))
-        if not replies:
+        ruling = self._do(Take(peer.worker, epoch, limit, field(body, "wait", bool), number))
+        if not ruling.replies:
             self._held_since[peer.worker] = time.monotonic()
-        self._reply(replies)
-        self._act(steps)
+        self._reply(ruling.replies)
+        self._act(ruling.steps)
 
     def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
         body: dict[str, Any] = {
             "leases": [[lease.id, list(lease.ranges)] for lease in leases],
             "over": over,
-            "version": self._lead.version,
+            "version": self._decider.version,
         }
         self._taking.discard(peer.worker)
         self._released(peer.worker, body)
@@ -596,7 +604,7 @@ class LeadServer(Placing):
         self._heard_at[peer.worker] = time.monotonic()
         self._voting.add(peer.worker)
         self._hear_ready(peer, body)
-        if self._lead.ballot.answer_to(peer.worker, number) is not None:  # the lead before had decided it
+        if self._decider.ballot.answer_to(peer.worker, number) is not None:  # the lead before had decided it
             self._tell_verdict(peer)
             return
         self._held_since[peer.worker] = time.monotonic()
@@ -621,7 +629,7 @@ class LeadServer(Placing):
         self._calling[peer.worker] = place
         self._hear_ready(peer, body)
         if (
-            self._lead.collectives.answer_to(peer.worker, number) is not None
+            self._decider.collectives.answer_to(peer.worker, number) is not None
         ):  # the lead before had settled it
             self._tell_answer(peer)
             return
@@ -631,7 +639,7 @@ class LeadServer(Placing):
 
     def _tell_answer(self, peer: WorkerPeer) -> None:
         self._calling.pop(peer.worker, None)
-        body: dict[str, Any] = {"values": self._lead.collectives.last_answer(peer.worker)}
+        body: dict[str, Any] = {"values": self._decider.collectives.last_answer(peer.worker)}
         self._released(peer.worker, body)
         self._flag(peer.worker, body)
         self._forward([])  # before anybody acts on it
@@ -662,7 +670,7 @@ class LeadServer(Placing):
             self._act(self._do(Leave(peer.worker, peer.incarnation, finished)).steps)
         if self._saver is not None:
             self._saver.worker_saved(peer.worker)
-        elif self._save_at_next and not self._lead.machine.active:
+        elif self._save_at_next and not self._decider.machine.active:
             self._save_now()  # no round will end any more
             return
         if self._all_ended and not self._peers:
@@ -673,7 +681,7 @@ class LeadServer(Placing):
         self._linkless[peer.worker] = (peer.incarnation, time.monotonic())
 
     def _quarantine(self) -> None:
-        sick, self._lead.sick = self._lead.sick, []
+        sick, self._sick = self._sick, []
         what = "NaN or Inf" + (", or more than --norm-bound," if self.config.norm_bound else "")
         for worker in sick:
             self._replace(
@@ -690,17 +698,18 @@ class LeadServer(Placing):
         self._flag(worker, body)
         self._announce_cut(worker, body)
         if self._peers[worker].needs_fates:
-            body["settled"] = self._lead.fates.settled(worker)
-            if unapplied := self._lead.fates.take_unapplied(worker):
+            body["settled"] = self._decider.pushes.fates.settled(worker)
+            if unapplied := self._decider.pushes.fates.unapplied.get(worker):
                 body["unapplied"] = unapplied
+                self._do(FatesTold(worker))
         return body
 
     def _progress(self) -> dict[str, Any]:
         """How far the run is, for the script and its schedulers."""
-        told: dict[str, Any] = {"samples": self._lead.totals.samples}
-        if self._lead.book is not None:
-            told["done"] = self._lead.book.settled
-        if self.config.workers == 1 and len(self._lead.machine.members) > 1:
+        told: dict[str, Any] = {"samples": self._decider.totals.samples}
+        if self._decider.book is not None:
+            told["done"] = self._decider.book.settled
+        if self.config.workers == 1 and len(self._decider.machine.members) > 1:
             told["others"] = True  # who began alone does not know of them
         return told
 
@@ -709,7 +718,7 @@ class LeadServer(Placing):
         it of a new mode."""
         if worker in self._leaving:
             body["leave"] = True
-        if self._lead.ballot.reason is not None:
+        if self._decider.ballot.reason is not None:
             body["stop"] = True
         if worker in self._untold:
             self._untold.discard(worker)
@@ -750,7 +759,7 @@ class LeadServer(Placing):
             missing = sorted(set(range(self.config.workers)) - self._gate - self._adoption.waiting)
             who = ", ".join(f"worker:{r}" for r in missing)
             self._fail(DeadlineError(f"{who} did not reach paceline.prepare() while others wait; {advice}."))
-        for worker in self._lead.left_behind:
+        for worker in self._decider.left_behind:
             silent = now - self._heard_at.get(worker, now)
             if silent > limit:
                 self._heard_at[worker] = now
@@ -776,7 +785,7 @@ class LeadServer(Placing):
                 blockers = self._blockers(worker)
                 who = ", ".join(f"worker:{b}" for b in sorted(blockers))
                 text = (
-                    f"worker:{worker} has waited {now - since:.0f} s at version {self._lead.version} "
+                    f"worker:{worker} has waited {now - since:.0f} s at version {self._decider.version} "
                     f"for {who or 'a server'}; {advice}. Look at its log, or raise the deadline if a "
                     "step may take this long."
                 )
@@ -818,16 +827,16 @@ class LeadServer(Placing):
     def _blockers(self, worker: int) -> set[int]:
         """Workers that this one waits for; none if it waits for a server."""
         if worker in self._voting:
-            return self._lead.awaited_votes - {worker}
+            return self._decider.awaited_votes - {worker}
         if worker in self._calling:
-            return self._lead.awaited_callers - {worker}
+            return self._decider.awaited_callers - {worker}
         if self._norms_due:
             return set()
-        waits_for = self._lead.machine.waiting.get(worker, set()) | self._lead.missing_assigns
-        if not waits_for and self._lead.book:
-            waits_for = set(self._lead.book.outstanding)
+        waits_for = self._decider.machine.waiting.get(worker, set()) | self._decider.missing_assigns
+        if not waits_for and self._decider.book:
+            waits_for = set(self._decider.book.outstanding)
         # What nobody holds, somebody has still to take or to read to its end.
-        waits_for = waits_for - {worker} or self._lead.machine.members - self._held_since.keys()
+        waits_for = waits_for - {worker} or self._decider.machine.members - self._held_since.keys()
         return waits_for - {worker}
 
 

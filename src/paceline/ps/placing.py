@@ -14,12 +14,13 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
+from paceline.core.decider_state import decider_state_to_json
 from paceline.core.steps import AdmitStep, PlaceStep, steps_to_json
 from paceline.exceptions import CheckpointError, LinkError
 from paceline.params import Placement, bytes_of
 from paceline.ps.gathering import Gathering
 from paceline.ps.peers import MAX_STATE_BYTES
-from paceline.ps.standby import lead_to_json
+from paceline.ps.standby import records_to_json
 
 __all__ = ["Placing"]
 
@@ -133,19 +134,25 @@ class Placing(Gathering):
 
     def _change_if_ready(self) -> None:
         change = self._change
-        if change is None or change.unready & self._peers.keys() or self._lead.holds or self._norms_due:
+        if (
+            change is None
+            or change.unready & self._peers.keys()
+            or self._decider.pushes.holds
+            or self._norms_due
+        ):
             return
         self._change = None
         self._forward([])  # what only those hear who were here before
         for rank in change.addresses:
             link, _ = self._newcomers.pop(rank)
             self._adopted.discard(rank)
-            answered = {w: n - (w in self._owed) for w, n in self._lead.requests.items()}
+            answered = {w: n - (w in self._owed) for w, n in self._decider.roster.requests.items()}
             body: dict[str, Any] = {"steps": [], "position": self._position, "answered": answered}
             # Who gives it what follows from the placement before: it may have adopted an earlier one.
             body["placement"] = self._latest_placement().to_json()
             if self._replicates:
-                body["lead"] = lead_to_json(self._lead)
+                body["decider"] = decider_state_to_json(self._decider.state())
+                body["records"] = records_to_json(self._record.pending)
             with contextlib.suppress(LinkError):
                 link.send(Kind.ORDER, body)
             self._follows(rank, link)
@@ -169,7 +176,9 @@ class Placing(Gathering):
 
     def _let_depart(self) -> None:
         """Servers end that hold nothing, when every worker has been told to do without them."""
-        if not self._departed or any(self._lead.speaks(w) for w in self._unplaced & self._peers.keys()):
+        if not self._departed or any(
+            self._decider.groups.speaks(w) for w in self._unplaced & self._peers.keys()
+        ):
             return
         with contextlib.suppress(LinkError):
             while self._departed:
@@ -221,7 +230,7 @@ class Placing(Gathering):
         ready = [w for w, (lost, _, _) in self._lost.items() if not lost & servers]
         for worker in sorted(ready):
             _, fetch, _ = self._lost.pop(worker)
-            self._act([AdmitStep(worker, self._lead.version, None if fetch else "keep")])
+            self._act([AdmitStep(worker, self._decider.version, None if fetch else "keep")])
 
     def _hand_over(self, rank: int, link: Connection, checkpoint: str | None) -> None:
         """Tell a follower what the run trains."""

@@ -32,9 +32,9 @@ from paceline.exceptions import (
 from paceline.observe.phases import PHASES
 from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of, flat_view
 from paceline.ps.attending import Attending, rank_of
-from paceline.ps.config import ServerConfig, new_lead
+from paceline.ps.config import ServerConfig, begin, new_decider
 from paceline.ps.saving import read_blob, state_book, worker_state
-from paceline.ps.standby import Standby, lead_from_json
+from paceline.ps.standby import Standby
 from paceline.storage.checkpoint import load
 
 __all__ = ["Server"]
@@ -249,7 +249,7 @@ class Server(Attending):
                     if peer.asked is not None and self._skips(peer, peer.asked[1]):
                         self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
                 if self._standby is not None:
-                    self._standby.lead = lead_from_json(frame.body["lead"])
+                    self._standby.begin_here(frame.body["decider"], frame.body["records"])
             steps = steps_from_json(field(frame.body, "steps", list))
             if self._standby is not None:
                 self._standby.hear(
@@ -281,7 +281,8 @@ class Server(Attending):
             for peer in [*self._peers.values()]:  # all workers have prepared more, and will attach again
                 self._worker_left(peer, finished=False)
             self._forget_model()
-        self._adopt(layout, OptimizerSpec.from_json(body["optimizer"]), region, placement, read_weights)
+        spec = OptimizerSpec.from_json(body["optimizer"])
+        self._adopt(layout, spec, region, placement, read_weights)
         self._fresh = self.config.rank not in placement.servers
         for peer in self._peers.values():  # another lead had told it before
             peer.fit(self._shard)
@@ -291,8 +292,9 @@ class Server(Attending):
             for rank in range(self.config.workers):
                 self._hear_buffers(worker_state(checkpoint, rank), rank)
         if self.config.replicas:
-            lead = new_lead(self.config, body["data"], checkpoint)
-            self._standby = Standby(lead, body, read_blob(bytes(extras), "the run's buffers"))
+            decider = new_decider(self.config)
+            begin(decider, self.config, body["data"], spec, checkpoint)
+            self._standby = Standby(decider, body, read_blob(bytes(extras), "the run's buffers"))
         link.send(Kind.ADOPTED)
         link.send_aside()
 

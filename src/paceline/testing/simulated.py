@@ -15,9 +15,9 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from paceline.core.decider import Lead
+from paceline.core.decider import Decider
 from paceline.core.descent import Descent
-from paceline.core.events import Push
+from paceline.core.events import Answered, Push
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.steps import (
@@ -103,31 +103,37 @@ class SimulatedRun:
         self._step_s, self._jitter, self._latency_s = list(step_s), jitter, latency_s
         self._random = random.Random(seed)
         self._seed = seed
-        self._lead = Lead(self.mode)
-        self._lead.book = LeaseBook(
-            samples=samples,
-            batch_size=batch_size,
-            drop_last=False,
-            by_round=self.mode.by_round,
-            copies=self.mode.copies,
-        )
+        self._decider = Decider(self.mode)
         self._events: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
         self._orders: dict[int, Tensor] = {}
         self._until = 0
         self._on_epoch: Callable[[int], None] | None = None
         self._workers: dict[int, _Worker] = {}
+        book = LeaseBook(
+            samples=samples,
+            batch_size=batch_size,
+            drop_last=False,
+            by_round=self.mode.by_round,
+            copies=self.mode.copies,
+        )
         for rank in range(len(step_s)):
             torch.manual_seed(seed)
-            self._join(rank, model(), optimizer)
+            self._join(rank, model(), optimizer, book)
         for rank in self._workers:
-            self._lead.join(rank, 0)
+            self._decider.join(rank, 0)
         torch.manual_seed(seed)
         self.model = model()
         """With the servers' parameters."""
         bind(self._parameters_of(self.model), tensor_views(self._base, self._layout))
 
-    def _join(self, rank: int, model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    def _join(
+        self,
+        rank: int,
+        model: nn.Module,
+        make: Callable[[nn.Module], torch.optim.Optimizer],
+        book: LeaseBook,
+    ) -> None:
         optimizer = make(model)
         served = served_optimizer(self.mode, optimizer)
         layout, parameters = describe(model, optimizer)
@@ -140,8 +146,8 @@ class SimulatedRun:
                     view.copy_(p)
             spec = OptimizerSpec.of(served)
             self._shard = Shard(layout, spec, layout.slices, self._base, damping=self.mode.damping)
-            if self.mode.by_epoch:
-                self._lead.descent = Descent.of(spec.groups[0])
+            descent = Descent.of(spec.groups[0]) if self.mode.by_epoch else None
+            self._decider.begin(book, 1, descent)
         slot, base = torch.zeros_like(self._base), self._base.clone()
         near = base.clone() if self.mode.local else base
         bind(parameters, tensor_views(near, layout))
@@ -160,14 +166,14 @@ class SimulatedRun:
     @property
     def staleness(self) -> float:
         """The mean over all applied pushes."""
-        counts = self._lead.totals.staleness
+        counts = self._decider.totals.staleness
         return sum(s * n for s, n in counts.items()) / max(1, sum(counts.values()))
 
     @property
     def accounts(self) -> list[dict[str, int]]:
         """What became of the samples of each epoch (LeaseBook.accounts)."""
-        assert self._lead.book is not None
-        return self._lead.book.accounts()
+        assert self._decider.book is not None
+        return self._decider.book.accounts()
 
     @property
     def idleness(self) -> float:
@@ -177,7 +183,7 @@ class SimulatedRun:
     @property
     def version(self) -> int:
         """Updates applied."""
-        return self._lead.version
+        return self._decider.version
 
     def train(self, epochs: int, on_epoch: Callable[[int], None] | None = None) -> None:
         """Run to the end; call it once.
@@ -195,7 +201,7 @@ class SimulatedRun:
                 worker.requests = worker.stepper.flush()
                 self._drive(worker)
             else:
-                self._act(self._lead.leave(worker.rank, 0, finished=True))
+                self._act(self._decider.leave(worker.rank, 0, finished=True))
         self._run()
 
     def _run(self) -> None:
@@ -210,18 +216,18 @@ class SimulatedRun:
 
     def _take(self, worker: _Worker) -> None:
         """Ask for the next lease; without one the worker rests until the lead has an answer."""
-        leases, steps = self._lead.take(worker.rank, worker.epoch, 1, wait=True)
+        leases, steps = self._decider.take(worker.rank, worker.epoch, 1, wait=True)
         if leases is None:
-            self._lead.carry(worker.rank, worker.unsent)
+            self._decider.carry(worker.rank, worker.unsent)
             worker.idle_since = self.time
         else:
-            self._granted(worker, leases, self._lead.over(worker.epoch))
+            self._granted(worker, leases, self._decider.over(worker.epoch))
         self._act(steps)
 
     def _granted(self, worker: _Worker, leases: tuple[Lease, ...], over: bool) -> None:
         if leases:
             worker.lease = leases[0]
-            if worker.read_version != self._lead.version and not self.mode.local:
+            if worker.read_version != self._decider.version and not self.mode.local:
                 self._fetch(worker)  # the others went on while it rested
             step_s = self._step_s[worker.rank] * (1 + self._jitter * self._random.uniform(-1, 1))
             self._wake_in(worker, step_s)
@@ -250,7 +256,7 @@ class SimulatedRun:
             self._take(worker)
 
     def _try_take(self, worker: _Worker) -> bool:
-        leases, _ = self._lead.take(worker.rank, worker.epoch, 1, wait=False)
+        leases, _ = self._decider.take(worker.rank, worker.epoch, 1, wait=False)
         if leases:
             self._granted(worker, leases, False)
         return bool(leases)
@@ -283,7 +289,7 @@ class SimulatedRun:
             void=not request.finite,
         )
         worker.sequence += 1
-        self._act(self._lead.push(push))
+        self._act(self._decider.push(push))
 
     def _admit(self, worker: _Worker) -> None:
         """The worker goes on, a latency later, with what it fetched."""
@@ -295,7 +301,7 @@ class SimulatedRun:
         self._wake_in(worker, self._latency_s)
 
     def _fetch(self, worker: _Worker) -> None:
-        worker.read_version = self._lead.version
+        worker.read_version = self._decider.version
         copies = [self._shard.flats(worker.stepper.memory.base)]
         if worker.backup is not None:
             copies.append(worker.backup)
@@ -306,8 +312,8 @@ class SimulatedRun:
     def _act(self, steps: Steps) -> None:
         self._execute(steps)
         while True:
-            answers, more = self._lead.granted(1)
-            while self.epochs < self._lead.epoch:
+            answers, more = self._decider.granted(1)
+            while self.epochs < self._decider.epoch:
                 self.epochs += 1
                 if self._on_epoch is not None:
                     self._on_epoch(self.epochs)
@@ -329,7 +335,7 @@ class SimulatedRun:
                 case AddStep(pushes):
                     self._shard.add(self._contributions(pushes))
                 case AskStep(ops):
-                    self._act(self._lead.answered([self._shard.run(ops)]))
+                    self._act(self._decider.decide(Answered((tuple(self._shard.run(ops)),))).steps)
                 case VectorsStep(ops, kept):
                     self._shard.move(ops, kept)
                 case DropStep(push):
@@ -375,7 +381,7 @@ class SimulatedRun:
             self._shard.mix(worker.rank, contributions[0].gradients, alpha, [moved])
             assert worker.request is not None
             worker.request = replace(worker.request, fetch=False)
-            worker.read_version = self._lead.version
+            worker.read_version = self._decider.version
         elif self.mode.payload != "none":
             self._shard.update(contributions, None)
 

@@ -27,6 +27,7 @@ from paceline.core.modes.machine import (
     Hold,
     Instruction,
     Machine,
+    MachineState,
     PushId,
     Rounds,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Hold",
     "Instruction",
     "Machine",
+    "MachineState",
     "ModeSpec",
     "PushId",
     "Rounds",

@@ -39,6 +39,7 @@ __all__ = [
     "Hold",
     "Instruction",
     "Machine",
+    "MachineState",
     "PushId",
     "Rounds",
 ]
@@ -87,6 +88,25 @@ class Hold:
 
 
 Instruction = Apply | Admit | Drop | Hold
+
+
+class MachineState(NamedTuple):
+    """All that a machine knows, for a follower that begins here. (A checkpoint has less: see `snapshot`.)"""
+
+    version: int
+    newest: dict[int, PushId]
+    members: set[int]
+    active: set[int]
+    waiting: set[int]
+    tired: set[int]
+    pending: dict[int, PushId]
+    optimizers: dict[PushId, int]
+    held: list[PushId]
+    clocks: dict[int, int]
+    floor: int
+    crowd: dict[int, int]
+    mixed: int
+    last_mix: dict[int, int]
 
 
 class Machine(ABC):
@@ -250,6 +270,40 @@ class Machine(ABC):
         clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
         self._begin(snapshot["floor"], clocks)
 
+    def state(self) -> MachineState:
+        """All that it knows, shared with the machine: encode it before the machine goes on."""
+        return MachineState(
+            version=self._version,
+            newest=self._newest,
+            members=self._members,
+            active=self._active,
+            waiting=self._waiting,
+            tired=self._tired,
+            pending=self._pending,
+            optimizers=self._optimizers,
+            held=[*self._held],
+            clocks=self._clocks,
+            floor=self._floor,
+            crowd=self._crowd,
+            mixed=0,
+            last_mix={},
+        )
+
+    def load_state(self, state: MachineState) -> None:
+        """The inverse of `state`, for a machine of the same mode."""
+        self._version = state.version
+        self._newest = state.newest
+        self._members = state.members
+        self._active = state.active
+        self._waiting = state.waiting
+        self._tired = state.tired
+        self._pending = state.pending
+        self._optimizers = state.optimizers
+        self._held = dict.fromkeys(state.held)
+        self._clocks = state.clocks
+        self._floor = state.floor
+        self._crowd = state.crowd
+
     # What a mode decides
 
     @abstractmethod
@@ -350,6 +404,13 @@ class Rounds(Machine):
         """Rounds in a row, up to the last one, whose pushes were of several optimizers."""
         self.last_mix: dict[int, int] = {}
         """The workers of the last such round, and the optimizer that each of them pushed for."""
+
+    def state(self) -> MachineState:
+        return super().state()._replace(mixed=self.mixed, last_mix=self.last_mix)
+
+    def load_state(self, state: MachineState) -> None:
+        super().load_state(state)
+        self.mixed, self.last_mix = state.mixed, state.last_mix
 
     def _accept(self, push: PushId, read_version: int) -> list[Instruction]:
         if read_version != self._version:
