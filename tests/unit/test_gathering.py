@@ -22,9 +22,8 @@ class Lead(Gathering):
         self._begin_gathering()
         self._decider: Any = SimpleNamespace(version=2, machine=SimpleNamespace(active=set()))
         self._norms_due = 0
-        self._peers: Any = {0: "worker:0"}
-        self.shard: Any = "parameters"
-        self.mode: Any = SimpleNamespace(serverless=False, by_round=True)
+        mode = SimpleNamespace(serverless=False, by_round=True)
+        self._executor: Any = SimpleNamespace(peers={0: "worker:0"}, shard="parameters", mode=mode)
         self._controller: Any = self
         self._saver: Any = SimpleNamespace(version=2)
         self._buffers: Any = {}
@@ -58,7 +57,7 @@ def test_a_periodic_checkpoint_is_not_the_final_one_while_a_worker_can_still_be_
     lead.ask()
     lead._saved(Path("periodic"))
     assert lead.answers == [] and lead.ordered == []
-    lead._peers.clear()  # its link has ended
+    lead._executor.peers.clear()  # its link has ended
     lead._save_now()
     assert lead.ordered == [["checkpoint", 2, "again"]]
     lead._saved(Path("final"))
@@ -79,7 +78,7 @@ def test_a_worker_that_cannot_be_heard_to_the_end_is_not_waited_for_for_ever() -
 
 def test_a_periodic_checkpoint_with_all_that_there_is_is_the_final_one_too() -> None:
     lead = Lead()
-    lead._peers.clear()
+    lead._executor.peers.clear()
     lead.ask()
     lead._saved(Path("periodic"))
     assert lead.answers == ["periodic"] and lead.ordered == []

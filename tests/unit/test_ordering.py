@@ -27,7 +27,7 @@ class Server(Ordering):
     def __init__(self, lead: Decider) -> None:
         self.config: Any = SimpleNamespace(replicas=1, records_mb=1)
         self._begin_ordering(lead, adoption=None, gate=None)  # type: ignore[arg-type]
-        self._peers: Any = {1: 1}
+        self._executor: Any = SimpleNamespace(peers={1: 1})
         self._record: Any = SimpleNamespace(pending=[])
         self.granted: list[int] = []
 

@@ -10,8 +10,9 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Kind, Region
+from paceline.comm import Connection, Frame, Hub, Kind, Region
 from paceline.comm.compression import parse_compression
+from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import PushId
@@ -21,9 +22,11 @@ from paceline.exceptions import (
     LinkError,
     UsageError,
 )
+from paceline.observe.spans import recorder_of
 from paceline.params import StateBook
 from paceline.ps.config import ServerConfig
-from paceline.ps.executing import Executing, Pushed
+from paceline.ps.executor import Executor, Pushed
+from paceline.ps.outcomes import Outcome
 from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
 from paceline.ps.saving import for_others, read_blob
 from paceline.ps.standby import Standby
@@ -36,17 +39,39 @@ BACK_S = 5.0
 """How long a worker whose link broke may take to come back, if we cannot see whether its process is there."""
 
 
-class Attending(Executing):
+class Attending:
     """Hears workers."""
 
+    _hub: Hub
+
     def __init__(self, config: ServerConfig) -> None:
-        super().__init__(config)
+        self.config = config
+        self.name = f"server:{config.rank}"
+        self.spans = recorder_of(
+            config.spans_in, f"server-{config.rank}.{config.incarnation}", clock_ns=config.clock_ns
+        )
+        self._faults = Faults.parse(config.faults)
+        self._executor = Executor(config, self._faults, self.spans)
+        self._lead_link: Connection | None = None
         self._standby: Standby | None = None
         self._answered_before: dict[int, int] = {}
         """Of each worker the last request that was answered before we were in the order."""
         self._buffers: dict[str, Tensor] = {}
         """For workers that join later: the newest buffers (BatchNorm statistics, …) that any worker sent, and
         what worker 0's script keeps. Empty before the first."""
+
+    def _advance(self) -> None:
+        """Execute what is due, as far as all that it needs is here, and do what follows from it."""
+        while (outcomes := self._executor.execute_next(self._admit_body)) is not None:
+            for outcome in outcomes:
+                self._follow_from(outcome)
+
+    def _follow_from(self, outcome: Outcome) -> None:
+        """A step was executed."""
+        raise NotImplementedError
+
+    def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
+        return {"version": version}
 
     def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
         """What workers send."""
@@ -74,7 +99,7 @@ class Attending(Executing):
         self._check_broken()
 
     def _check_broken(self) -> None:
-        for peer in [*self._peers.values()]:
+        for peer in [*self._executor.peers.values()]:
             since = peer.broken_since
             if since is None:
                 continue
@@ -87,7 +112,7 @@ class Attending(Executing):
 
     def _resume(self, connection: Connection, body: dict[str, Any]) -> None:
         """A worker's link goes on over another socket."""
-        peer = self._peers.get(rank_of(connection))
+        peer = self._executor.peers.get(rank_of(connection))
         if peer is None or peer.incarnation != field(body, "incarnation", int) or not peer.connection.keeps:
             raise LinkError(f"{connection.peer} has no link here that could go on")
         self._hub.release(connection)
@@ -111,14 +136,14 @@ class Attending(Executing):
         self._welcome(self._attach(connection, frame))
 
     def _attach(self, connection: Connection, frame: Frame) -> WorkerPeer:
-        if self.layout is None or self.shard is None or self._base is None:
+        if self._executor.layout is None or self._executor.shard is None or self._executor.base is None:
             raise FrameError("attached before the run has a model")
         rank = rank_of(connection)
         incarnation = field(frame.body, "incarnation", int)
-        if frame.body.get("fingerprint") != self.layout.fingerprint:
+        if frame.body.get("fingerprint") != self._executor.layout.fingerprint:
             raise LayoutMismatch(f"worker:{rank} attached with another layout")
         transfer = self._transfer_of(rank, frame.body)
-        older = self._peers.get(rank)
+        older = self._executor.peers.get(rank)
         if older is not None:
             if older.incarnation >= incarnation:
                 raise FrameError(f"worker:{rank} is here already as incarnation {older.incarnation}")
@@ -127,35 +152,35 @@ class Attending(Executing):
         if connection.local and not field(frame.body, "inline", bool, False):
             if len(frame.descriptors) != 1:
                 raise FrameError("a worker on this host attaches with its memory")
-            region = Region.attach(frame.descriptors[0], 2 * self.layout.nbytes)
-            peer = ShmPeer(connection, rank, incarnation, region, self.layout, self.shard)
+            region = Region.attach(frame.descriptors[0], 2 * self._executor.layout.nbytes)
+            peer = ShmPeer(connection, rank, incarnation, region, self._executor.layout, self._executor.shard)
             peer.may_share = field(frame.body, "in_place", bool)
-            peer.read_in_place(self.mode.in_place or self.mode.needs_memory)
+            peer.read_in_place(self._executor.mode.in_place or self._executor.mode.needs_memory)
         else:
             self._hub.release(connection)  # from here on its own thread reads it
             peer = InlinePeer(
                 connection,
                 rank,
                 incarnation,
-                self.layout,
-                self.shard,
+                self._executor.layout,
+                self._executor.shard,
                 transfer=transfer,
                 # Sent straight from the parameters where nobody can write to them meanwhile.
-                in_place=self.mode.in_place
-                or (self.config.workers == 1 and not self._peers and not self.mode.local),
+                in_place=self._executor.mode.in_place
+                or (self.config.workers == 1 and not self._executor.peers and not self._executor.mode.local),
                 sends=frame.body.get("sends"),
-                groups_of=self._groups_of,
+                groups_of=self._executor.groups_of,
                 post=self._from_thread,
                 lane=self.spans.lane(f"worker:{rank}"),
             )
-        peer.told = self._placement.number
+        peer.told = self._executor.placement.number
         peer.pid = field(frame.body, "pid", int, 0) if connection.same_host else 0
         if field(frame.body, "keeps", bool, False):
             connection.keep()
-        self._keep_backup(peer)
-        for other in self._peers.values():  # who was alone is not any more
-            other.read_in_place(self.mode.in_place or self.mode.needs_memory)
-        self._peers[rank] = peer
+        self._executor.keep_backup(peer)
+        for other in self._executor.peers.values():  # who was alone is not any more
+            other.read_in_place(self._executor.mode.in_place or self._executor.mode.needs_memory)
+        self._executor.peers[rank] = peer
         self._answered_before.pop(rank, None)
         return peer
 
@@ -173,13 +198,13 @@ class Attending(Executing):
 
     def _welcome(self, peer: WorkerPeer, **facts: Any) -> None:
         """Send an attached worker the parameters."""
-        assert self.shard is not None and self._base is not None
+        assert self._executor.shard is not None and self._executor.base is not None
         copies = [c for c in (peer.copy, peer.backup) if c is not None]
         if copies:
-            self.shard.update((), None, copies)
+            self._executor.shard.update((), None, copies)
         with contextlib.suppress(LinkError):  # it died: its link says so by itself
             if isinstance(peer, InlinePeer):
-                peer.welcome({**facts, "owned": self._placement.owned(self.config.rank)})
+                peer.welcome({**facts, "owned": self._executor.placement.owned(self.config.rank)})
             else:
                 peer.connection.send(Kind.ATTACHED, facts)
 
@@ -195,12 +220,12 @@ class Attending(Executing):
 
     def _link_ended(self, peer: InlinePeer, used: int, reason: str) -> None:
         """Its thread has given up on a socket; it may have been given another one since."""
-        if peer.given == used and self._peers.get(peer.worker) is peer:
+        if peer.given == used and self._executor.peers.get(peer.worker) is peer:
             log.info("%s: %s", peer.name, reason)
             self._link_broke(peer)
 
     def _peer(self, connection: Connection) -> WorkerPeer:
-        peer = self._peers.get(rank_of(connection))
+        peer = self._executor.peers.get(rank_of(connection))
         if peer is None or peer.connection is not connection:
             raise FrameError(f"{connection.peer} has not attached")
         return peer
@@ -229,17 +254,21 @@ class Attending(Executing):
             raise FrameError("tensors without a gradient that are not numbers")
         # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
         # an earlier incarnation goes when the lead says that it is gone.)
-        for older in [p for p, pushed in self._pushed.items() if pushed.peer is peer and not pushed.held]:
-            del self._pushed[older]
+        for older in [
+            p for p, pushed in self._executor.pushed.items() if pushed.peer is peer and not pushed.held
+        ]:
+            del self._executor.pushed[older]
         void = field(body, "void", bool, False)
-        self._pushed[push] = Pushed(peer, peer.gradients, void, frozenset(missing), self._groups_of(body))
+        self._executor.pushed[push] = Pushed(
+            peer, peer.gradients, void, frozenset(missing), self._executor.groups_of(body)
+        )
         return push
 
     def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
-        assert self._spec is not None
-        if len(settings) != len(self._spec.groups) or not all(isinstance(s, dict) for s in settings):
+        assert self._executor.spec is not None
+        if len(settings) != len(self._executor.spec.groups) or not all(isinstance(s, dict) for s in settings):
             raise FrameError("settings that do not fit the parameter groups")
-        for given, known in zip(settings, self._spec.groups, strict=True):
+        for given, known in zip(settings, self._executor.spec.groups, strict=True):
             for name, value in given.items():
                 # What was a number stays one: the optimizer must not stumble over it later.
                 if isinstance(known.get(name), float | int) and not isinstance(value, float | int):
@@ -282,30 +311,30 @@ class Attending(Executing):
     def _on_state(self, connection: Connection, frame: Frame) -> None:
         """A worker wants the optimizer state, or gives one (load_state_dict), to be taken over when the order
         says so."""
-        assert self.shard is not None
+        assert self._executor.shard is not None
         peer = self._peer(connection)
         if frame.payload_bytes:
             blob = connection.read_blob(frame, MAX_STATE_BYTES)
             load = PushId(peer.worker, peer.incarnation, field(frame.body, "number", int))
             book = StateBook([read_blob(blob, "the optimizer state")])
-            self._loads[load] = (book, self._groups_of(frame.body))
+            self._executor.loads[load] = (book, self._executor.groups_of(frame.body))
             self._advance()
         else:
-            connection.send(Kind.STATE, {}, [memoryview(save(self.shard.snapshot()))])
+            connection.send(Kind.STATE, {}, [memoryview(save(self._executor.shard.snapshot()))])
 
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
-        peer = self._peers.get(rank_of(connection))
+        peer = self._executor.peers.get(rank_of(connection))
         if peer is not None and peer.connection is connection:
             self._worker_left(peer, finished=not field(frame.body, "left", bool, False))
 
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._hub.release(peer.connection)
-        if self._peers.get(peer.worker) is peer:
-            del self._peers[peer.worker]
+        if self._executor.peers.get(peer.worker) is peer:
+            del self._executor.peers[peer.worker]
         if self._standby is not None:
             self._standby.gone[peer.worker] = (peer.incarnation, finished)
         log.info("%s %s", peer.name, "finished" if finished else "is gone")
-        if any(pushed.peer is peer and not pushed.held for pushed in self._pushed.values()):
+        if any(pushed.peer is peer and not pushed.held for pushed in self._executor.pushed.values()):
             peer.connection.close()  # its gradient memory is still due
         else:
             peer.close()

@@ -65,7 +65,7 @@ class Gathering(Ordering):
             self._saver.worker_saved(rank)
 
     def _save_is_due(self) -> bool:
-        if self.mode.serverless:
+        if self._executor.mode.serverless:
             return self._decider.version == self._announced
         return self._save_at_next or self._is_periodic(self._decider.version)
 
@@ -76,7 +76,12 @@ class Gathering(Ordering):
         """allreduce: tell the root that the version which it makes next is to be kept. It then sends its
         parameters along, and tells its group, so that all parts are of one moment."""
         due = self._save_at_next or self._is_periodic(self._decider.version + 1)
-        if self.mode.serverless and self._decider.groups.speaks(worker) and self._saver is None and due:
+        if (
+            self._executor.mode.serverless
+            and self._decider.groups.speaks(worker)
+            and self._saver is None
+            and due
+        ):
             self._announced = self._decider.version + 1
             body["cut"] = True
 
@@ -84,16 +89,18 @@ class Gathering(Ordering):
         """The controller wants a checkpoint, soon."""
         patience = _LAST_PARTS_S if self._all_ended else _HURRY_S
         self._hurry_at = self._hurry_at or time.monotonic() + patience
-        if self.shard is None:
+        if self._executor.shard is None:
             self._report({"checkpoint": None, "reason": "there is no model yet"})
-        elif self._all_ended and self._peers:
+        elif self._all_ended and self._executor.peers:
             pass  # their last parts are on the way; the last one to leave brings us back
         elif self._saver is not None:
             self._save_again = self._unsaved or self._saver.version < self._decider.version
         elif self._last_saved == self._decider.version and not self._unsaved:
             self._report({"checkpoint": "kept", "version": self._last_saved})
         elif (
-            (self.mode.by_round and self._decider.machine.active) or self._norms_due or not self._is_current()
+            (self._executor.mode.by_round and self._decider.machine.active)
+            or self._norms_due
+            or not self._is_current()
         ):
             # Between two rounds every worker is between two batches, and a resume is bitwise.
             self._save_at_next = True
@@ -102,11 +109,11 @@ class Gathering(Ordering):
 
     @property
     def _in_a_round(self) -> bool:
-        return self.mode.by_round and bool(self._decider.machine.active)
+        return self._executor.mode.by_round and bool(self._decider.machine.active)
 
     def _is_current(self) -> bool:
         """Whether our parameters are those of the present version. In allreduce they often are not."""
-        return not self.mode.serverless or self._current == self._decider.version
+        return not self._executor.mode.serverless or self._current == self._decider.version
 
     def _tell_cut(self) -> None:
         """Once a checkpoint that was asked for needs the workers no more, let the controller know."""
@@ -118,7 +125,7 @@ class Gathering(Ordering):
     def _hurry(self) -> None:
         """A checkpoint was asked for and somebody takes his time: cut it here, commit what there is."""
         self._hurry_at = None
-        if self._all_ended and self._peers:
+        if self._all_ended and self._executor.peers:
             self._all_ended = False
             self._save_now()
             return
@@ -135,14 +142,18 @@ class Gathering(Ordering):
         self._save_at_next = self._unsaved = False
         self._of_this_one = dict(self._states)
         self._write_pushes()  # who goes back to this checkpoint finds the record of all that is in it
-        workers = {w for w in self._peers if self._decider.groups.root_of(w) in self._decider.machine.members}
-        if self.mode.serverless:  # they send their parts by themselves
+        workers = {
+            w
+            for w in self._executor.peers
+            if self._decider.groups.root_of(w) in self._decider.machine.members
+        }
+        if self._executor.mode.serverless:  # they send their parts by themselves
             workers = {w for w in workers if self._cuts.get(w) != self._decider.version}
         try:
             self._saver = Saver(
                 Path(self.config.run_dir) / "checkpoints",
                 self._decider.version,
-                parts=len(self._placement.servers),
+                parts=len(self._executor.placement.servers),
                 workers=workers,
                 keep=self.config.keep_checkpoints,
                 post=lambda result: self._hub.post(lambda: self._saved(result)),
@@ -151,7 +162,11 @@ class Gathering(Ordering):
             self._saved(error)
             return []
         # The root of a group tells the others.
-        asked = set() if self.mode.serverless else {w for w in workers if self._decider.groups.speaks(w)}
+        asked = (
+            set()
+            if self._executor.mode.serverless
+            else {w for w in workers if self._decider.groups.speaks(w)}
+        )
         self._save_flags = asked
         self._saver.attach_states(self._small_parts)
         model = self._adoption.model
@@ -194,7 +209,7 @@ class Gathering(Ordering):
         again, self._save_again = self._save_again, False
         if again:
             self._save_now()
-        elif self._all_ended and self._peers:
+        elif self._all_ended and self._executor.peers:
             self._report(body, asked=False)  # the final one is still to come: see _save_now
         else:
             self._hurry_at = None

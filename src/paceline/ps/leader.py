@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -39,6 +39,7 @@ from paceline.core.events import (
     Rate,
     Refuse,
     Skip,
+    Spoiled,
     StopEarly,
     Take,
     Vote,
@@ -62,6 +63,17 @@ from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attending import rank_of
 from paceline.ps.config import ServerConfig, begin, new_decider, undealt
 from paceline.ps.ordering import LEASES_AT_ONCE
+from paceline.ps.outcomes import (
+    Forgotten,
+    ModeChanged,
+    Outcome,
+    Placed,
+    PushSpoiled,
+    Reduced,
+    SlicesDue,
+    SnapshotTaken,
+    VectorAnswers,
+)
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
 from paceline.ps.push_record import PushRecord
@@ -101,7 +113,7 @@ class LeadServer(Placing):
     def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         super().__init__(config, secret, controller)
         resumed = load(Path(config.resume)) if config.resume else None
-        self._begin_leading(new_decider(config), Adoption(resumed, self.mode), gate=set())
+        self._begin_leading(new_decider(config), Adoption(resumed, self._executor.mode), gate=set())
         applied = 0 if resumed is None else int(resumed.meta["lead"]["pushes"])
         thinning = pushes_thinning(config.records_mb)
         self._record = PushRecord.begin(Path(config.run_dir) / "pushes.csv", applied, thinning)
@@ -152,12 +164,12 @@ class LeadServer(Placing):
         role, _, rank = connection.peer.partition(":")
         if role == "server":
             self._where[int(rank)] = field(body, "address", dict)
-        if role == "server" and self.shard is not None and field(body, "fresh", bool):
+        if role == "server" and self._executor.shard is not None and field(body, "fresh", bool):
             self._newcomers[int(rank)] = (connection, field(body, "address", dict))
             self._hand_over(int(rank), connection, None)
         elif role == "server":
             self._follows(int(rank), connection)
-            if self.shard is None:
+            if self._executor.shard is None:
                 with self._failing:
                     self._try_adopt()
             else:
@@ -194,7 +206,9 @@ class LeadServer(Placing):
 
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.CHECKPOINT and field(frame.body, "soon", bool, False):
-            self._save_at_next = self._save_at_next or (self.shard is not None and self._saver is None)
+            self._save_at_next = self._save_at_next or (
+                self._executor.shard is not None and self._saver is None
+            )
         elif frame.kind is Kind.CHECKPOINT:
             self._asked, self._told_cut = True, False
             with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
@@ -244,22 +258,29 @@ class LeadServer(Placing):
         self._hub.handler = self
         self._watch_controller()
         self._worker_handlers = self._handlers()
-        adoption = Adoption(None, self.mode)  # training goes on: nobody starts from a checkpoint any more
+        adoption = Adoption(
+            None, self._executor.mode
+        )  # training goes on: nobody starts from a checkpoint any more
         adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
         self._begin_leading(standby.decider, adoption)
         self._adopting = set()
         self._states = standby.states
-        self._untold = set(self._peers)
-        asked = {worker: peer.asked[0] for worker, peer in self._peers.items() if peer.asked is not None}
+        self._untold = set(self._executor.peers)
+        asked = {
+            worker: peer.asked[0] for worker, peer in self._executor.peers.items() if peer.asked is not None
+        }
         self._owed = {worker for worker, kind in asked.items() if kind not in _OF_THE_LEAD}
         self._current = self._decider.version
         self._unsaved = True
         self._after_norms = standby.held
-        reduces = [step.number for step in self._orders if isinstance(step, ReduceStep)]
-        if number := self._reduced_to[:1] or reduces:
+        reduces = [step.number for step in self._executor.queue if isinstance(step, ReduceStep)]
+        reduced = self._executor.reduced
+        if number := [reduced.number] if reduced is not None else reduces:
             self._norms_due = 1
             self._norms.expect(number[0])
-        self._numbered = self._placement.number + _PROMISED  # workers may know of some that never came
+        self._numbered = (
+            self._executor.placement.number + _PROMISED
+        )  # workers may know of some that never came
         self._record = PushRecord.take_over(
             Path(self.config.run_dir) / "pushes.csv",
             self._decider.totals.pushes,
@@ -272,13 +293,13 @@ class LeadServer(Placing):
             self._fail(LinkError(f"{self.name} lost server:{self._led_by}, and nobody has its slices"))
             return
         self._act([PlaceStep(placement)])
-        if self._reduced_to:  # the lead before died between the halves of an update
-            self._add_norms(*self._reduced_to)
-        for worker in sorted(self._decider.machine.members - self._peers.keys()):
+        if self._executor.reduced is not None:  # the leader before died between the halves of an update
+            self._add_norms(*self._executor.reduced)
+        for worker in sorted(self._decider.machine.members - self._executor.peers.keys()):
             incarnation, finished = standby.gone.get(worker, (-1, False))
             present = self._decider.roster.incarnations[worker]
             self._act(self._do(Leave(worker, present, finished and incarnation == present)).steps)
-        for worker, peer in sorted(self._peers.items()):
+        for worker, peer in sorted(self._executor.peers.items()):
             self._answer_unheard(worker, peer)
         early, self._early_followers = self._early_followers, []
         for connection, body in early:
@@ -331,7 +352,7 @@ class LeadServer(Placing):
 
     def _begin_anew(self) -> None:
         """All workers have prepared more before the first step: the run has no model yet, as at its start."""
-        for peer in [*self._peers.values()]:  # whose goodbye over an older link is on its way
+        for peer in [*self._executor.peers.values()]:  # whose goodbye over an older link is on its way
             self._worker_left(peer, finished=False)
         self._forget_model()
         followers, where = self._followers, self._where
@@ -348,12 +369,12 @@ class LeadServer(Placing):
         model, saved = self._adoption.model, self._adoption.checkpoint
         assert model is not None
         begin(self._decider, self.config, model.data, model.spec, None)
-        for mode in parse_schedule(self.mode, self.config.schedule).modes:
+        for mode in parse_schedule(self._executor.mode, self.config.schedule).modes:
             if reason := undealt(mode, self._decider.book):
                 raise PlanError(reason)
             if len(model.spec.groups_of) > 1 and (reason := mode.one_optimizer_reason()):
                 raise PlanError(f"prepare() got {len(model.spec.groups_of)} optimizers: {reason}.")
-        if self.mode.by_epoch:
+        if self._executor.mode.by_epoch:
             self._tell_descent(model.spec.groups[0])
         placement = Placement.over(model.layout, range(self.config.servers), self.config.replicas)
         model.numerics.apply()
@@ -361,8 +382,8 @@ class LeadServer(Placing):
         if saved is not None:
             self._decider.restore(saved.meta["lead"])
             self._last_saved = self._decider.version
-            book = state_book(saved, optimizer=not self.mode.serverless)
-            self._shard.restore(book, vectors=self.mode.by_epoch)
+            book = state_book(saved, optimizer=not self._executor.mode.serverless)
+            self._executor.present_shard.restore(book, vectors=self._executor.mode.by_epoch)
             # Until workers send newer ones, the next checkpoint keeps what this one has of them.
             for rank in range(self.config.workers):
                 if kept := worker_state(saved, rank):
@@ -376,8 +397,9 @@ class LeadServer(Placing):
     def _tell_descent(self, settings: dict[str, Any]) -> None:
         """Sandblaster: the settings are L-BFGS's."""
         if "instead_of" in settings:
+            mode = self._executor.mode
             self._say_once(
-                f"in mode {self.mode} the servers step by L-BFGS with lr {settings['lr']:g}; nothing of the "
+                f"in mode {mode} the servers step by L-BFGS with lr {settings['lr']:g}; nothing of the "
                 f"script's {settings['instead_of']} is used, neither learning rate nor weight decay. Give "
                 "the script torch.optim.LBFGS to choose L-BFGS's settings."
             )
@@ -386,14 +408,16 @@ class LeadServer(Placing):
         """Once all servers have the model nobody else may write to it, and workers may come."""
         if self._adopting is None or self._adopting:
             return
-        assert self._region is not None
+        assert self._executor.region is not None
         self._adoption.answer(
-            self._region,
+            self._executor.region,
             facts=self._servers_facts(),
-            writable=self.mode.needs_memory,
+            writable=self._executor.mode.needs_memory,
             epoch=self._decider.epoch,
-            share=self.mode.in_place or self.mode.needs_memory or self.mode.switchable,
-            mode=str(self.mode),
+            share=self._executor.mode.in_place
+            or self._executor.mode.needs_memory
+            or self._executor.mode.switchable,
+            mode=str(self._executor.mode),
             first=self._gate is not None,
             buffers=self._buffers,
         )
@@ -412,7 +436,7 @@ class LeadServer(Placing):
         self._gate_since = self._gate_since or time.monotonic()
         if len(self._gate) == self.config.workers:
             self._gate = None
-            self._let_in([self._peers[rank] for rank in sorted(self._peers)])
+            self._let_in([self._executor.peers[rank] for rank in sorted(self._executor.peers)])
             self._tell_whole()
 
     def _let_in(self, peers: list[WorkerPeer]) -> None:
@@ -421,7 +445,7 @@ class LeadServer(Placing):
         self._stop_if_asked()
         self._current = self._decider.version
         for peer in peers:
-            facts: dict[str, Any] = {"version": self._decider.version, "mode": str(self.mode)}
+            facts: dict[str, Any] = {"version": self._decider.version, "mode": str(self._executor.mode)}
             facts |= self._progress()
             if self.config.groups:
                 facts["group"] = self._listens.get(self._decider.groups.root_of(peer.worker))
@@ -433,7 +457,7 @@ class LeadServer(Placing):
                 facts["next"] = self._change.to_json()
             if self._decider.ballot.reason is not None:
                 facts["stop"] = True
-            facts["placement"] = self._placement.to_json()
+            facts["placement"] = self._executor.placement.to_json()
             self._welcome(peer, **facts)
 
     def _on_push(self, connection: Connection, frame: Frame) -> None:
@@ -450,7 +474,7 @@ class LeadServer(Placing):
             norm,
             field(body, "fetch", bool, True),
         )
-        if self._optimizers > 1:
+        if self._executor.optimizers > 1:
             event = event._replace(
                 optimizer=field(body, "optimizer", int, 0), weight=field(body, "weight", int, 0)
             )
@@ -522,11 +546,13 @@ class LeadServer(Placing):
 
     def _take_parameters(self, peer: WorkerPeer) -> None:
         """allreduce: the root has made its step, and waits."""
-        if not self.mode.serverless:
-            raise FrameError(f"{peer.name} pushed parameters, and in mode {self.mode} servers have their own")
+        if not self._executor.mode.serverless:
+            raise FrameError(
+                f"{peer.name} pushed parameters, and in mode {self._executor.mode} servers have their own"
+            )
         assert peer.copy is not None
         whole = [each for each in peer.copy if each is not None]
-        self._shard.assign(whole if isinstance(peer, ShmPeer) else peer.gradients.flat)
+        self._executor.present_shard.assign(whole if isinstance(peer, ShmPeer) else peer.gradients.flat)
         self._current = self._decider.version + 1
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
@@ -545,7 +571,7 @@ class LeadServer(Placing):
         if "load" in frame.body:
             self._unsaved = True
             self._act(self._do(Load(peer.worker, peer.incarnation, field(frame.body, "load", int))).steps)
-        if lost := set(field(frame.body, "without", list, [])) & self._placement.servers:
+        if lost := set(field(frame.body, "without", list, [])) & self._executor.placement.servers:
             self._lost[peer.worker] = (lost, fetch, time.monotonic())
         else:
             self._act([AdmitStep(peer.worker, self._decider.version, None if fetch else "keep")])
@@ -673,7 +699,7 @@ class LeadServer(Placing):
         elif self._save_at_next and not self._decider.machine.active:
             self._save_now()  # no round will end any more
             return
-        if self._all_ended and not self._peers:
+        if self._all_ended and not self._executor.peers:
             self._save_now()
 
     def _worker_lost(self, peer: WorkerPeer) -> None:
@@ -697,7 +723,7 @@ class LeadServer(Placing):
         self._released(worker, body)
         self._flag(worker, body)
         self._announce_cut(worker, body)
-        if self._peers[worker].needs_fates:
+        if self._executor.peers[worker].needs_fates:
             body["settled"] = self._decider.pushes.fates.settled(worker)
             if unapplied := self._decider.pushes.fates.unapplied.get(worker):
                 body["unapplied"] = unapplied
@@ -722,16 +748,41 @@ class LeadServer(Placing):
             body["stop"] = True
         if worker in self._untold:
             self._untold.discard(worker)
-            body["mode"] = str(self.mode)
+            body["mode"] = str(self._executor.mode)
         if self._change is not None and worker in self._change.untold:
             self._change.untold.discard(worker)
             body["next"] = self._change.to_json()
         if worker in self._unplaced:
             self._unplaced.discard(worker)
-            body["placement"] = self._placement.to_json()
+            body["placement"] = self._executor.placement.to_json()
         if worker in self._save_flags and self._saver is not None:
             self._save_flags.discard(worker)
             body["save"] = self._saver.version
+
+    # --- the order --------------------------------------------------------------------------------
+
+    def _follow_from(self, outcome: Outcome) -> None:
+        match outcome:
+            case Reduced(number, norms):
+                self._add_norms(number, norms)
+            case VectorAnswers(answers):
+                self._answered(answers)
+            case PushSpoiled(worker):
+                self._do(Spoiled(worker))
+            case ModeChanged():
+                self._untold = set(self._executor.peers)
+                self._tell_mode()
+            case Placed():
+                self._unplaced = set(self._executor.peers)
+                self._hub.post(self._answer_lost)
+            case SlicesDue(server, number, tensors):
+                self._give(server, number, tensors)
+            case SnapshotTaken(directory, tensors):
+                self._part_writer.write(directory, tensors, self._part_written)
+            case Forgotten(peer):
+                self._worker_left(peer, finished=False)
+            case _:
+                assert_never(outcome)
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -770,7 +821,7 @@ class LeadServer(Placing):
                     "deadline if a step may take this long.",
                 )
         for worker, (incarnation, since) in [*self._linkless.items()]:
-            if worker in self._peers:  # another one in its place
+            if worker in self._executor.peers:  # another one in its place
                 del self._linkless[worker]
             elif now - since > limit:
                 self._linkless[worker] = (incarnation, now)
@@ -817,7 +868,7 @@ class LeadServer(Placing):
 
     def _replace(self, worker: int, reason: str, incarnation: int | None = None) -> None:
         """Have the controller put another process in a worker's place. This one can write no more then."""
-        if (peer := self._peers.get(worker)) is not None:
+        if (peer := self._executor.peers.get(worker)) is not None:
             incarnation = peer.incarnation
         body = {"replace": worker, "incarnation": incarnation, "reason": reason}
         log.warning("%s", reason)

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 from paceline.comm import Connection, Kind
 from paceline.core.decider import Decider
-from paceline.core.events import Answered, Answers, Event, Granted, Spoiled, Switch, Verdicts, events_to_json
+from paceline.core.events import Answered, Answers, Event, Granted, Switch, Verdicts, events_to_json
 from paceline.core.leases import Lease
 from paceline.core.modes import parse_mode
 from paceline.core.modes.lbfgs import Answer
@@ -92,9 +92,9 @@ class Ordering(Server):
     def _switch(self, text: str, request: str) -> None:
         """The controller wants another mode, and has seen that the run can carry it."""
         mode = parse_mode(text)
-        adopted = self.shard is not None
+        adopted = self._executor.shard is not None
         reason = self._decider.mode.carries(mode) or (undealt(mode, self._decider.book) if adopted else None)
-        if self._optimizers > 1:
+        if self._executor.optimizers > 1:
             reason = reason or mode.one_optimizer_reason()
         if reason is not None:
             self._refuse_switch(request, reason)
@@ -156,13 +156,13 @@ class Ordering(Server):
             match reply:
                 case LeaseGrant(worker, leases, over):
                     if worker in self._taking:
-                        self._grant(self._peers[worker], leases, over=over)
+                        self._grant(self._executor.peers[worker], leases, over=over)
                 case Verdict(worker):
                     if worker in self._voting:
-                        self._tell_verdict(self._peers[worker])
+                        self._tell_verdict(self._executor.peers[worker])
                 case CallAnswer(worker):
                     if worker in self._calling:
-                        self._tell_answer(self._peers[worker])
+                        self._tell_answer(self._executor.peers[worker])
                 case _:
                     assert_never(reply)
 
@@ -191,13 +191,13 @@ class Ordering(Server):
             steps = [*steps[:at], *self._begin_save(), *steps[at:]]
         for i, step in enumerate(steps):
             if isinstance(step, ReduceStep | AskStep):
-                self._norms_due = len(self._placement.servers)
+                self._norms_due = len(self._executor.placement.servers)
                 if isinstance(step, ReduceStep):
                     self._norms.expect(step.number)
                 steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
                 break
         self._forward(steps, self._after_norms)
-        self._orders.extend(steps)
+        self._executor.queue.extend(steps)
         self._advance()
         if self._decider.descent is not None and self._decider.descent.news:
             self._say_once(self._decider.descent.news)
@@ -218,27 +218,16 @@ class Ordering(Server):
             with contextlib.suppress(LinkError):  # on_end says so
                 link.send(Kind.ORDER, body)
 
-    def _change_mode(self, text: str) -> None:
-        super()._change_mode(text)
-        self._untold = set(self._peers)
-        self._tell_mode()
-
     def _released(self, worker: int, body: dict[str, Any]) -> None:
         """A worker is answered: if somebody else's message brought it about, it has waited for that one."""
         since = self._held_since.pop(worker, None)
         if since is not None and self._acting not in (-1, worker):
             body["on"], body["held"] = self._acting, round(time.monotonic() - since, 6)
 
-    def _refused(self, worker: int) -> None:
-        self._do(Spoiled(worker))
-
-    def _reduced(self, number: int, norms: list[tuple[int, float]]) -> None:
-        self._add_norms(number, norms)
-
     def _add_norms(self, number: int, norms: list[Any]) -> None:
         """A server has done the first half of an update. When all have, order the second."""
-        assert self.layout is not None
-        norm = self._norms.add(number, norms, len(self.layout.slices))
+        assert self._executor.layout is not None
+        norm = self._norms.add(number, norms, len(self._executor.layout.slices))
         if norm is None:
             return
         self._norms_due = 0
@@ -272,13 +261,13 @@ class Ordering(Server):
             "refused": totals.refused,
             "norms": norms,
             "skipped": totals.skipped,
-            "lost": self.lost,
-            "update_s": round(self.update_s, 6),
+            "lost": self._executor.lost,
+            "update_s": round(self._executor.update_s, 6),
             "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
             "data": self._adoption.model.data if self._adoption.model else None,
             "leases": self._decider.book.accounts() if self._decider.book else [],
             "earlier_epochs": self._decider.book.earlier() if self._decider.book else {},
-            "parameters": self.layout.numel if self.layout else 0,
+            "parameters": self._executor.layout.numel if self._executor.layout else 0,
         }
 
     def _write_pushes(self) -> None:

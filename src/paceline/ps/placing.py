@@ -93,9 +93,9 @@ class Placing(Gathering):
 
     def _latest_placement(self) -> Placement:
         """The last one in the order, whether we are there yet or not."""
-        steps = [*self._orders, *self._after_norms]
+        steps = [*self._executor.queue, *self._after_norms]
         latest = next((step for step in reversed(steps) if isinstance(step, PlaceStep)), None)
-        return self._placement if latest is None else latest.placement
+        return self._executor.placement if latest is None else latest.placement
 
     def _follows(self, rank: int, connection: Connection) -> None:
         """It is in the order from here on. Who is next in line to lead hears of everything first."""
@@ -106,24 +106,25 @@ class Placing(Gathering):
         """Let workers get ready for the servers that there are now."""
         latest = self._latest_placement()
         servers = (latest.servers | self._adopted) - self._departing
-        if self._gate is not None or self.layout is None:
+        if self._gate is not None or self._executor.layout is None:
             return
         if servers == latest.servers and self._full(latest):
             self._change = None
             return
-        if self.mode.damping in ("dc", "gap"):
+        mode = self._executor.mode
+        if mode.damping in ("dc", "gap"):
             self._say_once(
-                f"servers cannot come or go while the run is in mode {self.mode}: what they need to know "
+                f"servers cannot come or go while the run is in mode {mode}: what they need to know "
                 "of every worker's last parameters is not sent. The others go on without them."
             )
             return
         self._numbered = number = max(latest.number, self._numbered) + 1
-        placement = Placement.over(self.layout, sorted(servers), self.config.replicas, number)
+        placement = Placement.over(self._executor.layout, sorted(servers), self.config.replicas, number)
         if placement.holders == latest.holders and servers == latest.servers:
             self._change = None
             return
         addresses = {rank: where for rank, (_, where) in self._newcomers.items() if rank in servers}
-        workers = set(self._peers)
+        workers = set(self._executor.peers)
         self._change = _Change(placement, addresses, workers, set(workers))
         self._change_if_ready()
 
@@ -136,7 +137,7 @@ class Placing(Gathering):
         change = self._change
         if (
             change is None
-            or change.unready & self._peers.keys()
+            or change.unready & self._executor.peers.keys()
             or self._decider.pushes.holds
             or self._norms_due
         ):
@@ -171,13 +172,13 @@ class Placing(Gathering):
             self._let_depart()
         if rank in self._settling:
             self._settling.discard(rank)
-            if not self._settling and self._full(self._placement):
+            if not self._settling and self._full(self._executor.placement):
                 self._tell_whole()
 
     def _let_depart(self) -> None:
         """Servers end that hold nothing, when every worker has been told to do without them."""
         if not self._departed or any(
-            self._decider.groups.speaks(w) for w in self._unplaced & self._peers.keys()
+            self._decider.groups.speaks(w) for w in self._unplaced & self._executor.peers.keys()
         ):
             return
         with contextlib.suppress(LinkError):
@@ -207,7 +208,7 @@ class Placing(Gathering):
     def _tell_whole(self) -> None:
         """All slices have all the copies that they should have."""
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"whole": sorted(self._placement.servers)})
+            self._controller.send(Kind.STATS, {"whole": sorted(self._executor.placement.servers)})
 
     def _catch_up(self, follower: Connection, position: int) -> None:
         """A follower of the lead before has come: it lacks what only we have heard of."""
@@ -219,14 +220,9 @@ class Placing(Gathering):
         follower.send_aside()
         follower.send(Kind.ORDER, body)
 
-    def _place(self, placement: Placement) -> None:
-        super()._place(placement)
-        self._unplaced = set(self._peers)
-        self._hub.post(self._answer_lost)
-
     def _answer_lost(self) -> None:
         """Workers that lost servers which the present placement does without can go on."""
-        servers = self._placement.servers
+        servers = self._executor.placement.servers
         ready = [w for w, (lost, _, _) in self._lost.items() if not lost & servers]
         for worker in sorted(ready):
             _, fetch, _ = self._lost.pop(worker)
@@ -235,25 +231,25 @@ class Placing(Gathering):
     def _hand_over(self, rank: int, link: Connection, checkpoint: str | None) -> None:
         """Tell a follower what the run trains."""
         model = self._adoption.model
-        assert model is not None and self._base is not None and self._region is not None
+        assert model is not None and self._executor.base is not None and self._executor.region is not None
         extras = save(self._adoption.extras) if self._replicates else b""
         message = {
             **model.facts(),
             "numerics": model.numerics.to_json(),
             "checkpoint": checkpoint,
-            "placement": self._placement.to_json(),
+            "placement": self._executor.placement.to_json(),
             "extras_bytes": len(extras),
         }
-        slices = [model.layout.slices[i] for i in self._placement.held(rank)]
-        pieces = [] if link.local else [bytes_of(self._base[s.start : s.stop]) for s in slices]
+        slices = [model.layout.slices[i] for i in self._executor.placement.held(rank)]
+        pieces = [] if link.local else [bytes_of(self._executor.base[s.start : s.stop]) for s in slices]
         payload = [*pieces, memoryview(extras)] if extras else pieces
-        link.send(Kind.ADOPT, message, payload, [self._region.fd] if link.local else ())
+        link.send(Kind.ADOPT, message, payload, [self._executor.region.fd] if link.local else ())
 
     def _servers_facts(self) -> dict[str, Any]:
         """What a worker must know to reach all servers."""
         me = {self.config.rank: self._hub.listener.address.to_json()}
         where = {str(rank): at for rank, at in {**self._where, **me}.items()}
-        placement = self._placement.to_json()
+        placement = self._executor.placement.to_json()
         return {"placement": placement, "servers": where, "replicated": self._replicates}
 
     def _check_lost(self, now: float) -> None:

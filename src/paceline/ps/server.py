@@ -11,9 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
-import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
@@ -30,9 +30,22 @@ from paceline.exceptions import (
     PacelineError,
 )
 from paceline.observe.phases import PHASES
-from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of, flat_view
+from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
 from paceline.ps.attending import Attending, rank_of
 from paceline.ps.config import ServerConfig, begin, new_decider
+from paceline.ps.outcomes import (
+    Forgotten,
+    ModeChanged,
+    Outcome,
+    Placed,
+    PushSpoiled,
+    Reduced,
+    SlicesDue,
+    SnapshotTaken,
+    VectorAnswers,
+)
+from paceline.ps.part_writer import PartWriter
+from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.saving import read_blob, state_book, worker_state
 from paceline.ps.standby import Standby
 from paceline.storage.checkpoint import load
@@ -61,6 +74,8 @@ class Server(Attending):
         self._secret = secret
         self._controller = controller
         self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
+        name = f"server-{config.rank}.safetensors"
+        self._part_writer = PartWriter(name, self._faults, self.spans, self._hub.post)
         self._running = True
         self._failed = False
         self._position = 0
@@ -83,7 +98,7 @@ class Server(Attending):
         """Serve until told to stop. True: it is to lead from now on, and nothing is closed."""
         try:
             while self._running and not self._succeeds:
-                broken = any(peer.broken_since is not None for peer in self._peers.values())
+                broken = any(peer.broken_since is not None for peer in self._executor.peers.values())
                 self._hub.poll(_LOOK_S if broken else TICK_S)
                 if broken:
                     self._check_broken()
@@ -121,24 +136,24 @@ class Server(Attending):
     def _tell(self) -> None:
         """Tell the controller how this server does."""
         body = {
-            "updates": self.updates,
-            "update_s": round(self.update_s, 6),
+            "updates": self._executor.updates,
+            "update_s": round(self._executor.update_s, 6),
             "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
             **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
-            **({"saving": self._saving} if self._saving is not None else {}),
+            **({"saving": progress} if (progress := self._part_writer.progress) is not None else {}),
         }
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, {"server": body})
 
     def _close(self) -> None:
         self._running = False
-        for peer in self._peers.values():
+        for peer in self._executor.peers.values():
             peer.close()
         if self._lead_link is not None:
             self._lead_link.close()
         self._hub.close()
-        if self.shard is not None:
-            self.shard.close()
+        if self._executor.shard is not None:
+            self._executor.shard.close()
 
     def _fail(self, error: PacelineError) -> None:
         """The run cannot go on: tell the controller, once."""
@@ -190,7 +205,7 @@ class Server(Attending):
             elif self._running:
                 self._fail(LinkError(f"{self.name} lost {connection.peer}: {reason}"))
         else:
-            for peer in list(self._peers.values()):
+            for peer in list(self._executor.peers.values()):
                 if peer.connection is connection:
                     log.info("%s: %s", peer.name, reason)
                     self._link_broke(peer)
@@ -233,8 +248,44 @@ class Server(Attending):
             link.send_aside()
         self._lead_link = link
         self._hub.add(link)
-        if self._reduced_to:
-            link.send(Kind.DONE, {"number": self._reduced_to[0], "norms": self._reduced_to[1]})
+        if self._executor.reduced is not None:
+            link.send(Kind.DONE, self._executor.reduced._asdict())
+
+    def _follow_from(self, outcome: Outcome) -> None:
+        """Tell the leader what came of a step."""
+        match outcome:
+            case Reduced():
+                self._tell_leader(Kind.DONE, outcome._asdict())
+            case VectorAnswers(answers):
+                self._tell_leader(Kind.DONE, {"answers": answers})
+            case Placed(placement):
+                self._tell_leader(Kind.DONE, {"placed": placement.number})
+            case SlicesDue(server, number, tensors):
+                body = {"to": server, "number": number}
+                self._tell_leader(Kind.STATE, body, [memoryview(save(tensors))])
+            case SnapshotTaken(directory, tensors):
+                self._part_writer.write(directory, tensors, self._part_written)
+            case Forgotten(peer):
+                self._worker_left(peer, finished=False)
+            case ModeChanged() | PushSpoiled():
+                pass  # the leader sees it, too
+            case _:
+                assert_never(outcome)
+
+    def _tell_leader(self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview] = ()) -> None:
+        if self._lead_link is not None:
+            with contextlib.suppress(LinkError):  # then everything is different anyway
+                self._lead_link.send(kind, body, payload)
+
+    def _part_written(self, body: dict[str, Any]) -> None:
+        """This server's part of a checkpoint is written, or could not be."""
+        self._tell_leader(Kind.DONE, body)
+
+    def _receive_gift(self, link: Connection, frame: Frame) -> None:
+        blob = link.read_blob(frame, MAX_STATE_BYTES)
+        number = field(frame.body, "number", int)
+        self._executor.receive_slices(number, read_blob(blob, f"slices by {link.peer}"))
+        self._advance()
 
     def _on_lead(self, link: Connection, frame: Frame) -> None:
         if frame.kind is Kind.ADOPT:
@@ -242,12 +293,14 @@ class Server(Attending):
         elif frame.kind is Kind.ORDER:
             if "position" in frame.body:  # we came later, and begin here
                 self._position = field(frame.body, "position", int)
-                self._placement = Placement.from_json(frame.body["placement"])
+                self._executor.placement = Placement.from_json(frame.body["placement"])
                 self._fresh = False
                 self._answered_before = {int(w): int(n) for w, n in frame.body["answered"].items()}
-                for peer in self._peers.values():
+                for peer in self._executor.peers.values():
                     if peer.asked is not None and self._skips(peer, peer.asked[1]):
-                        self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
+                        self._executor.pushed = {
+                            k: v for k, v in self._executor.pushed.items() if v.peer is not peer
+                        }
                 if self._standby is not None:
                     self._standby.begin_here(frame.body["decider"], frame.body["records"])
             steps = steps_from_json(field(frame.body, "steps", list))
@@ -259,7 +312,7 @@ class Server(Attending):
                 )
                 self._log.extend(steps)
             self._position += len(steps)
-            self._orders.extend(steps)
+            self._executor.queue.extend(steps)
             self._advance()
         elif frame.kind is Kind.STATE:
             self._receive_gift(link, frame)
@@ -277,18 +330,20 @@ class Server(Attending):
 
         placement = Placement.from_json(body["placement"])
         Numerics.from_json(body["numerics"]).apply()
-        if self.layout is not None and self.layout.fingerprint != layout.fingerprint:
-            for peer in [*self._peers.values()]:  # all workers have prepared more, and will attach again
+        if self._executor.layout is not None and self._executor.layout.fingerprint != layout.fingerprint:
+            for peer in [
+                *self._executor.peers.values()
+            ]:  # all workers have prepared more, and will attach again
                 self._worker_left(peer, finished=False)
             self._forget_model()
         spec = OptimizerSpec.from_json(body["optimizer"])
         self._adopt(layout, spec, region, placement, read_weights)
         self._fresh = self.config.rank not in placement.servers
-        for peer in self._peers.values():  # another lead had told it before
-            peer.fit(self._shard)
+        for peer in self._executor.peers.values():  # another lead had told it before
+            peer.fit(self._executor.present_shard)
         checkpoint = load(Path(body["checkpoint"])) if body["checkpoint"] else None
         if checkpoint is not None:
-            self._shard.restore(state_book(checkpoint), vectors=self.mode.by_epoch)
+            self._executor.present_shard.restore(state_book(checkpoint), vectors=self._executor.mode.by_epoch)
             for rank in range(self.config.workers):
                 self._hear_buffers(worker_state(checkpoint, rank), rank)
         if self.config.replicas:
@@ -300,11 +355,7 @@ class Server(Attending):
 
     def _forget_model(self) -> None:
         """Before the first step the workers have prepared more: another model takes this one's place."""
-        if self.shard is not None:
-            self.shard.close()
-        self.shard = self.layout = self._spec = self._region = self._base = None
-        self._pushed.clear()
-        self._orders.clear()
+        self._executor.forget_model()
 
     def _adopt(
         self,
@@ -314,25 +365,6 @@ class Server(Attending):
         placement: Placement,
         read_weights: Callable[[Sequence[Tensor]], None],
     ) -> None:
-        """Take this layout and optimizer.
-
-        Args:
-            region: the parameters' memory, shared on this host.
-            read_weights: fills these slices, if the memory has them not.
-        """
-        self.layout, self._spec, self._region, self._placement = layout, spec, region, placement
-        if region is not None:
-            self._base = torch.frombuffer(region.buffer, dtype=torch.uint8)
-        else:
-            self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        mine = [layout.slices[i] for i in placement.held(self.config.rank)]
-        read_weights([flat_view(self._base, piece) for piece in mine])
+        """Take this layout and optimizer; see `Executor.adopt`."""
+        self._executor.adopt(layout, spec, region, placement, read_weights)
         self._hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
-        self.shard = self._make_shard(layout, spec, mine, self._base, placement)
-        log.info(
-            "adopted %s tensors in %s slices, %.1f MB mine, fingerprint %s",
-            len(layout.tensors),
-            len(layout.slices),
-            self.shard.nbytes / 1e6,
-            layout.fingerprint,
-        )
