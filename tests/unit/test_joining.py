@@ -10,6 +10,7 @@ from paceline.comm import Kind
 from paceline.comm.faults import Faults
 from paceline.observe.spans import NO_SPANS
 from paceline.params import Placement
+from paceline.ps.attachments import Attachments
 from paceline.ps.executor import Executor
 from paceline.ps.server import Server
 
@@ -33,6 +34,8 @@ class Newcomer(Server):
 
     def __init__(self) -> None:
         self._executor = self.holding = Holding()
+        hub: Any = None
+        self._attachments = Attachments(self.holding, hub, NO_SPANS)
         self._standby = None
 
 

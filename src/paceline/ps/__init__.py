@@ -3,7 +3,6 @@
 A server is made of layers, each a class of its own that builds on the one before:
 
 * `config.py`    ServerConfig: what it is told when it starts.
-* `attending.py` Attending: workers that attach, push, and whose links break.
 * `server.py`    Server: the loop, the controller, and following a lead.
 * `ordering.py`  Ordering: making that order, by what the decider decides.
 * `gathering.py` Gathering: checkpoints.
@@ -13,6 +12,7 @@ A server is made of layers, each a class of its own that builds on the one befor
 What they use:
 
 * `executor.py`  Executor: the run's one order of steps, executed on a shard.
+* `attachments.py` Attachments: workers that attach, push, and whose links break.
 * `outcomes.py`  what a leader or follower must do about an executed step.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.
 * `standby.py`  Standby: what a follower keeps so that it can lead.

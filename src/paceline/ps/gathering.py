@@ -12,7 +12,7 @@ from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
 from paceline.core.steps import CheckpointStep, Steps
 from paceline.exceptions import CheckpointError, LinkError
-from paceline.ps.attending import rank_of, saved_part
+from paceline.ps.attachments import rank_of, saved_part
 from paceline.ps.ordering import Ordering
 from paceline.ps.saving import Saver
 from paceline.storage.checkpoint import FileInfo
@@ -53,7 +53,7 @@ class Gathering(Ordering):
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
         rank = rank_of(connection)
         name, tensors = saved_part(connection, frame)
-        self._hear_buffers(tensors, rank)
+        self._attachments.hear_buffers(tensors, rank)
         if "buffers" in frame.body:
             return
         self._states[name] = tensors

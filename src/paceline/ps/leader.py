@@ -60,7 +60,7 @@ from paceline.exceptions import (
 from paceline.observe.thinning import pushes_thinning
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
-from paceline.ps.attending import rank_of
+from paceline.ps.attachments import rank_of
 from paceline.ps.config import ServerConfig, begin, new_decider, undealt
 from paceline.ps.ordering import LEASES_AT_ONCE
 from paceline.ps.outcomes import (
@@ -388,7 +388,7 @@ class LeadServer(Placing):
             for rank in range(self.config.workers):
                 if kept := worker_state(saved, rank):
                     self._states[f"worker-{rank}.safetensors"] = kept
-                    self._hear_buffers(kept, rank)
+                    self._attachments.hear_buffers(kept, rank)
         self._adopting = set(self._followers)
         for rank, link in self._followers.items():
             self._hand_over(rank, link, None if saved is None else str(saved.path))
@@ -419,7 +419,7 @@ class LeadServer(Placing):
             or self._executor.mode.switchable,
             mode=str(self._executor.mode),
             first=self._gate is not None,
-            buffers=self._buffers,
+            buffers=self._attachments.buffers,
         )
 
     # --- workers ----------------------------------------------------------------------------------
@@ -458,11 +458,11 @@ class LeadServer(Placing):
             if self._decider.ballot.reason is not None:
                 facts["stop"] = True
             facts["placement"] = self._executor.placement.to_json()
-            self._welcome(peer, **facts)
+            self._attachments.welcome(peer, **facts)
 
     def _on_push(self, connection: Connection, frame: Frame) -> None:
-        peer, body = self._peer(connection), frame.body
-        push = self._receive_push(peer, body)
+        peer, body = self._attachments.peer_of(connection), frame.body
+        push = self._attachments.receive_push(peer, body)
         void = field(body, "void", bool, False)
         norm = field(body, "norm", float) if "norm" in body else None
         event = Push(
@@ -517,7 +517,7 @@ class LeadServer(Placing):
             self._do(Skip(peer.worker, leases, samples))
 
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
-        self._hear_account(self._peer(connection), frame.body)
+        self._hear_account(self._attachments.peer_of(connection), frame.body)
         super()._on_bye(connection, frame)
 
     def _tell_mixed(self) -> None:
@@ -556,8 +556,8 @@ class LeadServer(Placing):
         self._current = self._decider.version + 1
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
-        peer = self._peer(connection)
-        push = self._receive_push(peer, frame.body)
+        peer = self._attachments.peer_of(connection)
+        push = self._attachments.receive_push(peer, frame.body)
         self._heard(peer, frame.body)
         self._unsaved = True
         self._current = self._decider.version
@@ -566,7 +566,7 @@ class LeadServer(Placing):
         self._act(self._do(Assign(push)).steps)
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
-        peer, fetch = self._peer(connection), field(frame.body, "fetch", bool, True)
+        peer, fetch = self._attachments.peer_of(connection), field(frame.body, "fetch", bool, True)
         self._heard(peer, frame.body)
         if "load" in frame.body:
             self._unsaved = True
@@ -577,7 +577,7 @@ class LeadServer(Placing):
             self._act([AdmitStep(peer.worker, self._decider.version, None if fetch else "keep")])
 
     def _on_take(self, connection: Connection, frame: Frame) -> None:
-        peer, body = self._peer(connection), frame.body
+        peer, body = self._attachments.peer_of(connection), frame.body
         if self._adoption.model is None or self._adoption.model.data is None:
             raise FrameError("leases of a run without a prepared loader")
         self._acting = peer.worker
@@ -622,7 +622,7 @@ class LeadServer(Placing):
 
     def _on_vote(self, connection: Connection, frame: Frame) -> None:
         """A worker asks whether the run ends early."""
-        peer, body = self._peer(connection), frame.body
+        peer, body = self._attachments.peer_of(connection), frame.body
         number, who, wants = field(body, "n", int), field(body, "who", str), field(body, "wants", bool)
         if who not in WHO:
             raise FrameError(f"a vote of {who!r:.40}, expected one of {', '.join(WHO)}")
@@ -648,7 +648,7 @@ class LeadServer(Placing):
 
     def _on_call(self, connection: Connection, frame: Frame) -> None:
         """A worker calls a collective."""
-        peer, body = self._peer(connection), frame.body
+        peer, body = self._attachments.peer_of(connection), frame.body
         number, place, value = field(body, "n", int), field(body, "place", str), field(body, "value", str)
         self._acting = peer.worker
         self._heard_at[peer.worker] = time.monotonic()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
 from paceline.comm.connection import spin_for
+from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
@@ -30,9 +31,11 @@ from paceline.exceptions import (
     PacelineError,
 )
 from paceline.observe.phases import PHASES
+from paceline.observe.spans import recorder_of
 from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
-from paceline.ps.attending import Attending, rank_of
+from paceline.ps.attachments import Attachments, rank_of, saved_part
 from paceline.ps.config import ServerConfig, begin, new_decider
+from paceline.ps.executor import Executor
 from paceline.ps.outcomes import (
     Forgotten,
     ModeChanged,
@@ -45,7 +48,7 @@ from paceline.ps.outcomes import (
     VectorAnswers,
 )
 from paceline.ps.part_writer import PartWriter
-from paceline.ps.peers import MAX_STATE_BYTES
+from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer
 from paceline.ps.saving import read_blob, state_book, worker_state
 from paceline.ps.standby import Standby
 from paceline.storage.checkpoint import load
@@ -65,17 +68,26 @@ _LOG_STEPS = 4096
 waits for every server's answer, so none is ever further behind than a few steps a worker."""
 
 
-class Server(Attending):
+class Server:
     """Holds a shard and executes the run's order on it. `run` returns when the run is over."""
 
     def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
-        super().__init__(config)
+        self.config = config
+        self.name = f"server:{config.rank}"
+        self.spans = recorder_of(
+            config.spans_in, f"server-{config.rank}.{config.incarnation}", clock_ns=config.clock_ns
+        )
+        faults = Faults.parse(config.faults)
+        self._executor = Executor(config, faults, self.spans)
+        self._lead_link: Connection | None = None
+        self._standby: Standby | None = None
         self._told_at = 0.0
         self._secret = secret
         self._controller = controller
         self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
         name = f"server-{config.rank}.safetensors"
-        self._part_writer = PartWriter(name, self._faults, self.spans, self._hub.post)
+        self._part_writer = PartWriter(name, faults, self.spans, self._hub.post)
+        self._attachments = Attachments(self._executor, self._hub, self.spans)
         self._running = True
         self._failed = False
         self._position = 0
@@ -98,10 +110,9 @@ class Server(Attending):
         """Serve until told to stop. True: it is to lead from now on, and nothing is closed."""
         try:
             while self._running and not self._succeeds:
-                broken = any(peer.broken_since is not None for peer in self._executor.peers.values())
-                self._hub.poll(_LOOK_S if broken else TICK_S)
-                if broken:
-                    self._check_broken()
+                self._hub.poll(_LOOK_S if self._attachments.broken else TICK_S)
+                for peer in self._attachments.lost():
+                    self._worker_lost(peer)
                 self._tick(time.monotonic())
         finally:
             if not self._succeeds:
@@ -171,7 +182,7 @@ class Server(Attending):
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
         if "resume" in body:
-            self._resume(connection, body)
+            self._attachments.resume(connection, body)
         elif connection.peer.startswith("server:") and self._standby is not None:
             self._hub.release(connection)
             self._early_followers.append((connection, body))
@@ -205,10 +216,97 @@ class Server(Attending):
             elif self._running:
                 self._fail(LinkError(f"{self.name} lost {connection.peer}: {reason}"))
         else:
-            for peer in list(self._executor.peers.values()):
-                if peer.connection is connection:
-                    log.info("%s: %s", peer.name, reason)
-                    self._link_broke(peer)
+            self._attachments.connection_ended(connection, reason)
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
+        """What workers send."""
+        return {
+            Kind.ATTACH: self._on_attach,
+            Kind.PUSH: self._on_push,
+            Kind.ASSIGN: self._on_assign,
+            Kind.PULL: self._on_pull,
+            Kind.STATE: self._on_state,
+            Kind.BYE: self._on_bye,
+            Kind.TAKE: self._on_take,
+            Kind.VOTE: self._on_vote,
+            Kind.CALL: self._on_call,
+            Kind.SAVED: self._on_saved,
+            Kind.SENDS: self._on_sends,
+            Kind.PROBE: self._on_probe,
+        }
+
+    def _attach(self, connection: Connection, frame: Frame) -> WorkerPeer:
+        return self._attachments.attach(
+            connection, frame, lambda older: self._worker_left(older, finished=False)
+        )
+
+    def _on_attach(self, connection: Connection, frame: Frame) -> None:
+        self._attachments.welcome(self._attach(connection, frame))
+
+    def _on_probe(self, connection: Connection, frame: Frame) -> None:
+        """A worker waits. Our probe comes behind all that we sent: if some of that was lost, it sees it."""
+        connection.send(Kind.PROBE)
+
+    def _on_push(self, connection: Connection, frame: Frame) -> None:
+        peer = self._attachments.peer_of(connection)
+        if not self._attachments.skips(peer, frame.body):
+            self._attachments.receive_push(peer, frame.body)
+            peer.asked = (frame.kind, frame.body)  # whoever leads next may not have heard of it
+            self._advance()
+
+    def _on_assign(self, connection: Connection, frame: Frame) -> None:
+        self._on_push(connection, frame)
+
+    def _on_pull(self, connection: Connection, frame: Frame) -> None:
+        peer = self._attachments.peer_of(connection)
+        if not self._attachments.skips(peer, frame.body):
+            peer.asked = (frame.kind, frame.body)  # the leader orders the reply
+
+    def _on_take(self, connection: Connection, frame: Frame) -> None:
+        """Leases are the leader's: this worker knows that the leader is gone, and we do not yet."""
+        self._attachments.peer_of(connection).asked = (frame.kind, frame.body)
+
+    def _on_vote(self, connection: Connection, frame: Frame) -> None:
+        """The leader answers votes: see `_on_take`."""
+        self._on_take(connection, frame)
+
+    def _on_call(self, connection: Connection, frame: Frame) -> None:
+        """The leader answers calls: see `_on_take`."""
+        self._on_take(connection, frame)
+
+    def _on_saved(self, connection: Connection, frame: Frame) -> None:
+        name, tensors = saved_part(connection, frame)
+        self._attachments.hear_buffers(tensors, rank_of(connection))
+        if self._standby is not None and "buffers" not in frame.body:
+            self._standby.states[name] = tensors
+
+    def _on_sends(self, connection: Connection, frame: Frame) -> None:
+        """For those who read payloads; in shared memory we see all of it."""
+
+    def _on_state(self, connection: Connection, frame: Frame) -> None:
+        """A worker wants the optimizer state, or gives one."""
+        if self._attachments.exchange_state(connection, frame):
+            self._advance()
+
+    def _on_bye(self, connection: Connection, frame: Frame) -> None:
+        peer = self._executor.peers.get(rank_of(connection))
+        if peer is not None and peer.connection is connection:
+            self._worker_left(peer, finished=not field(frame.body, "left", bool, False))
+
+    def _worker_lost(self, peer: WorkerPeer) -> None:
+        """Its link is gone for good. Most likely its process is, too."""
+        self._worker_left(peer, finished=False)
+
+    def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
+        """A worker is gone, in order (`finished`) or not."""
+        if self._standby is not None:
+            self._standby.gone[peer.worker] = (peer.incarnation, finished)
+        self._attachments.detach(peer, finished=finished)
+        self._advance()
+
+    # --- the controller and the leader ------------------------------------------------------------
 
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.START:
@@ -250,6 +348,15 @@ class Server(Attending):
         self._hub.add(link)
         if self._executor.reduced is not None:
             link.send(Kind.DONE, self._executor.reduced._asdict())
+
+    def _advance(self) -> None:
+        """Execute what is due, as far as all that it needs is here, and do what follows from it."""
+        while (outcomes := self._executor.execute_next(self._admit_body)) is not None:
+            for outcome in outcomes:
+                self._follow_from(outcome)
+
+    def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
+        return {"version": version}
 
     def _follow_from(self, outcome: Outcome) -> None:
         """Tell the leader what came of a step."""
@@ -295,9 +402,11 @@ class Server(Attending):
                 self._position = field(frame.body, "position", int)
                 self._executor.placement = Placement.from_json(frame.body["placement"])
                 self._fresh = False
-                self._answered_before = {int(w): int(n) for w, n in frame.body["answered"].items()}
+                self._attachments.answered_before = {
+                    int(w): int(n) for w, n in frame.body["answered"].items()
+                }
                 for peer in self._executor.peers.values():
-                    if peer.asked is not None and self._skips(peer, peer.asked[1]):
+                    if peer.asked is not None and self._attachments.skips(peer, peer.asked[1]):
                         self._executor.pushed = {
                             k: v for k, v in self._executor.pushed.items() if v.peer is not peer
                         }
@@ -345,7 +454,7 @@ class Server(Attending):
         if checkpoint is not None:
             self._executor.present_shard.restore(state_book(checkpoint), vectors=self._executor.mode.by_epoch)
             for rank in range(self.config.workers):
-                self._hear_buffers(worker_state(checkpoint, rank), rank)
+                self._attachments.hear_buffers(worker_state(checkpoint, rank), rank)
         if self.config.replicas:
             decider = new_decider(self.config)
             begin(decider, self.config, body["data"], spec, checkpoint)
