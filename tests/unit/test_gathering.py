@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save
 
 from paceline.comm import Kind
+from paceline.core.sequencer import Sequencer
 from paceline.core.steps import Steps
 from paceline.exceptions import CheckpointError
 from paceline.ps.gathering import Gathering
@@ -21,7 +22,7 @@ class Lead(Gathering):
     def __init__(self) -> None:
         self._begin_gathering()
         self._decider: Any = SimpleNamespace(version=2, machine=SimpleNamespace(active=set()))
-        self._norms_due = 0
+        self._sequencer = Sequencer()
         mode = SimpleNamespace(serverless=False, by_round=True)
         self._executor: Any = SimpleNamespace(peers={0: "worker:0"}, shard="parameters", mode=mode)
         self._controller: Any = self

@@ -8,6 +8,7 @@ from safetensors.torch import save
 
 from paceline.comm import Kind
 from paceline.comm.faults import Faults
+from paceline.core.sequencer import OrderLog
 from paceline.observe.spans import NO_SPANS
 from paceline.params import Placement
 from paceline.ps.attachments import Attachments
@@ -37,6 +38,7 @@ class Newcomer(Server):
         hub: Any = None
         self._attachments = Attachments(self.holding, hub, NO_SPANS)
         self._standby = None
+        self._log = OrderLog(4)
 
 
 def frame(kind: Kind, **body: Any) -> Any:
@@ -51,6 +53,6 @@ def test_it_waits_for_those_who_own_the_slices_now_not_when_it_adopted_the_model
     order = frame(Kind.ORDER, position=7, answered={}, placement=before.to_json(), steps=[])
     order.body["steps"] = [["place", *Placement(2, frozenset({0, 2}), ((2, 0), (0, 2))).to_json()]]
     server._on_lead(link, order)
-    assert server._position == 8 and server.holding.placed == []
+    assert server._log.position == 8 and server.holding.placed == []
     server._on_lead(link, frame(Kind.STATE, number=2))
     assert server.holding.placed == [2]

@@ -25,7 +25,7 @@ class Server(Ordering):
     """Orders for a decider with worker 0, which holds every lease, and worker 1, which waits for some."""
 
     def __init__(self, lead: Decider) -> None:
-        self.config: Any = SimpleNamespace(replicas=1, records_mb=1)
+        self.config: Any = SimpleNamespace(replicas=1, records_mb=1, clip_norm=None)
         self._begin_ordering(lead, adoption=None, gate=None)  # type: ignore[arg-type]
         self._executor: Any = SimpleNamespace(peers={1: 1})
         self._record: Any = SimpleNamespace(pending=[])

@@ -19,6 +19,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `totals.py`     Totals: the counts of a run; Applied: the record of a push.
 * `rulings.py`    Ruling: all that follows from an event.
 * `state.py`      StateCodec: state as JSON, checked when it is read.
+* `sequencer.py`  Sequencer: steps that wait for the second half of an update; OrderLog: catching up.
 * `rows.py`       Rows, Groups: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
 * `fates.py`      Fates: which pushes were applied, for workers that compress with error feedback.

@@ -99,7 +99,7 @@ class Gathering(Ordering):
             self._report({"checkpoint": "kept", "version": self._last_saved})
         elif (
             (self._executor.mode.by_round and self._decider.machine.active)
-            or self._norms_due
+            or self._sequencer.waiting
             or not self._is_current()
         ):
             # Between two rounds every worker is between two batches, and a resume is bitwise.
@@ -129,7 +129,7 @@ class Gathering(Ordering):
             self._all_ended = False
             self._save_now()
             return
-        if self._save_at_next and not self._norms_due and self._is_current():
+        if self._save_at_next and not self._sequencer.waiting and self._is_current():
             self._order(self._begin_save())
         if self._saver is not None:
             self._saver.stop_waiting()

@@ -272,12 +272,10 @@ class LeadServer(Placing):
         self._owed = {worker for worker, kind in asked.items() if kind not in _OF_THE_LEAD}
         self._current = self._decider.version
         self._unsaved = True
-        self._after_norms = standby.held
         reduces = [step.number for step in self._executor.queue if isinstance(step, ReduceStep)]
         reduced = self._executor.reduced
-        if number := [reduced.number] if reduced is not None else reduces:
-            self._norms_due = 1
-            self._norms.expect(number[0])
+        half_done = reduced.number if reduced is not None else next(iter(reduces), None)
+        self._sequencer.take_over(half_done, standby.held)
         self._numbered = (
             self._executor.placement.number + _PROMISED
         )  # workers may know of some that never came
@@ -881,7 +879,7 @@ class LeadServer(Placing):
             return self._decider.awaited_votes - {worker}
         if worker in self._calling:
             return self._decider.awaited_callers - {worker}
-        if self._norms_due:
+        if self._sequencer.waiting:
             return set()
         waits_for = self._decider.machine.waiting.get(worker, set()) | self._decider.missing_assigns
         if not waits_for and self._decider.book:

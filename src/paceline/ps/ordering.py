@@ -12,9 +12,9 @@ from paceline.core.events import Answered, Answers, Event, Granted, Switch, Verd
 from paceline.core.leases import Lease
 from paceline.core.modes import parse_mode
 from paceline.core.modes.lbfgs import Answer
-from paceline.core.norms import SliceNorms
 from paceline.core.rulings import CallAnswer, LeaseGrant, Reply, Ruling, Verdict
-from paceline.core.steps import ApplyStep, AskStep, CommitStep, ReduceStep, Steps, VectorsStep, steps_to_json
+from paceline.core.sequencer import Sequencer
+from paceline.core.steps import Steps, steps_to_json
 from paceline.exceptions import LinkError
 from paceline.ps.adoption import Adoption
 from paceline.ps.config import undealt
@@ -58,10 +58,7 @@ class Ordering(Server):
         """The worker whose message is being dealt with."""
         self._norms_told: list[tuple[int, float]] = []
         """Norms of gradients that workers told, and the controller has not heard of."""
-        self._norms = SliceNorms()
-        self._norms_due = 0
-        self._after_norms: Steps = []
-        self._answers: list[list[Answer]] = []
+        self._sequencer = Sequencer(self.config.clip_norm)
         self._said: set[str] = set()
         self._news: list[str] = []
         """What the user should read, and has not been told yet."""
@@ -181,33 +178,25 @@ class Ordering(Server):
         """Forward steps to the followers, then execute them."""
         if not steps:
             return
-        if self._norms_due:  # an update is half done: what follows in the order waits for its commit
-            self._after_norms += steps
-            self._forward([], steps)
+        servers = len(self._executor.placement.servers)
+        now, held = self._sequencer.order(steps, servers, self._checkpoint_if_due)
+        self._forward(now, held)
+        if not now:
             return
-        applies = [i for i, step in enumerate(steps) if isinstance(step, ApplyStep | VectorsStep)]
-        if applies and self._save_is_due():
-            at = applies[-1] + 1
-            steps = [*steps[:at], *self._begin_save(), *steps[at:]]
-        for i, step in enumerate(steps):
-            if isinstance(step, ReduceStep | AskStep):
-                self._norms_due = len(self._executor.placement.servers)
-                if isinstance(step, ReduceStep):
-                    self._norms.expect(step.number)
-                steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
-                break
-        self._forward(steps, self._after_norms)
-        self._executor.queue.extend(steps)
+        self._executor.queue.extend(now)
         self._advance()
         if self._decider.descent is not None and self._decider.descent.news:
             self._say_once(self._decider.descent.news)
 
+    def _checkpoint_if_due(self) -> Steps:
+        """The step that cuts a checkpoint here, if it is time for one."""
+        return self._begin_save() if self._save_is_due() else []
+
     def _forward(self, steps: Steps, held: Steps | None = None) -> None:
         """Send steps to the followers, who is next in line to lead first."""
-        self._position += len(steps)
+        self._log.extend(steps)
         events: list[Event] = []
         if self._replicates:
-            self._log.extend(steps)
             events, self._events = self._events, []
         if not self._followers or not (steps or events or (held and self._replicates)):
             return
@@ -227,26 +216,16 @@ class Ordering(Server):
     def _add_norms(self, number: int, norms: list[Any]) -> None:
         """A server has done the first half of an update. When all have, order the second."""
         assert self._executor.layout is not None
-        norm = self._norms.add(number, norms, len(self._executor.layout.slices))
-        if norm is None:
-            return
-        self._norms_due = 0
-        assert self.config.clip_norm is not None
-        held, self._after_norms = self._after_norms, []
-        # torch.nn.utils.clip_grad_norm_'s formula
-        steps: Steps = [CommitStep(min(1.0, self.config.clip_norm / (norm + 1e-6)))]
-        if self._save_is_due() and not any(isinstance(step, ReduceStep) for step in held):
-            steps += self._begin_save()
-        self._order([*steps, *held])
+        slices = len(self._executor.layout.slices)
+        steps = self._sequencer.reduced(number, norms, slices, self._checkpoint_if_due)
+        if steps is not None:
+            self._order(steps)
 
     def _answered(self, answers: list[Answer]) -> None:
-        self._answers.append(answers)
-        self._norms_due -= 1
-        if self._norms_due:
-            return
-        parts, self._answers = self._answers, []
-        held, self._after_norms = self._after_norms, []
-        self._act([*self._do(Answered(tuple(map(tuple, parts)))).steps, *held])
+        """A server has answered an ask. When all have, order what comes of it."""
+        if (complete := self._sequencer.answered(answers)) is not None:
+            parts, held = complete
+            self._act([*self._do(Answered(tuple(map(tuple, parts)))).steps, *held])
 
     def _stats(self) -> dict[str, Any]:
         totals = self._decider.totals

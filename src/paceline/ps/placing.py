@@ -93,7 +93,7 @@ class Placing(Gathering):
 
     def _latest_placement(self) -> Placement:
         """The last one in the order, whether we are there yet or not."""
-        steps = [*self._executor.queue, *self._after_norms]
+        steps = [*self._executor.queue, *self._sequencer.held]
         latest = next((step for step in reversed(steps) if isinstance(step, PlaceStep)), None)
         return self._executor.placement if latest is None else latest.placement
 
@@ -139,7 +139,7 @@ class Placing(Gathering):
             change is None
             or change.unready & self._executor.peers.keys()
             or self._decider.pushes.holds
-            or self._norms_due
+            or self._sequencer.waiting
         ):
             return
         self._change = None
@@ -148,7 +148,7 @@ class Placing(Gathering):
             link, _ = self._newcomers.pop(rank)
             self._adopted.discard(rank)
             answered = {w: n - (w in self._owed) for w, n in self._decider.roster.requests.items()}
-            body: dict[str, Any] = {"steps": [], "position": self._position, "answered": answered}
+            body: dict[str, Any] = {"steps": [], "position": self._log.position, "answered": answered}
             # Who gives it what follows from the placement before: it may have adopted an earlier one.
             body["placement"] = self._latest_placement().to_json()
             if self._replicates:
@@ -212,11 +212,11 @@ class Placing(Gathering):
 
     def _catch_up(self, follower: Connection, position: int) -> None:
         """A follower of the lead before has come: it lacks what only we have heard of."""
-        missing = self._position - position
-        if not 0 <= missing <= len(self._log):
-            raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {self._position}")
-        steps = [*self._log][len(self._log) - missing :]
-        body = {"steps": steps_to_json(steps), "held": steps_to_json(self._after_norms)}
+        steps = self._log.since(position)
+        if steps is None:
+            at = self._log.position
+            raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {at}")
+        body = {"steps": steps_to_json(steps), "held": steps_to_json(self._sequencer.held)}
         follower.send_aside()
         follower.send(Kind.ORDER, body)
 

@@ -5,7 +5,6 @@ links are served by the main thread itself, so a round costs no hand-over betwee
 carries payloads itself has a thread that moves its bytes while the main thread updates.
 """
 
-import collections
 import contextlib
 import logging
 import time
@@ -23,7 +22,8 @@ from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
 from paceline.core.events import events_from_json
-from paceline.core.steps import Step, steps_from_json
+from paceline.core.sequencer import OrderLog
+from paceline.core.steps import steps_from_json
 from paceline.exceptions import (
     AuthError,
     FrameError,
@@ -64,8 +64,7 @@ TICK_S = 0.25
 _LOOK_S = 0.01
 """How often it looks whether a worker without a link has ended."""
 _LOG_STEPS = 4096
-"""So many of the last steps of the order are kept, where servers may take each other's place. Every worker
-waits for every server's answer, so none is ever further behind than a few steps a worker."""
+"""Number of the last steps of the order that are kept."""
 
 
 class Server:
@@ -90,10 +89,8 @@ class Server:
         self._attachments = Attachments(self._executor, self._hub, self.spans)
         self._running = True
         self._failed = False
-        self._position = 0
-        """How many steps of the order this server has heard of."""
-        self._log: collections.deque[Step] = collections.deque(maxlen=_LOG_STEPS)
-        """The last of them."""
+        self._log = OrderLog(_LOG_STEPS if config.replicas else 0)
+        """The steps of the order that this server has heard of."""
         self._fresh = True
         """Whether it is not in the order yet."""
         self._led_by = 0
@@ -339,7 +336,7 @@ class Server:
             log.warning("%s; another server will lead", error)  # it died just now
             self._leaderless_since = time.monotonic()
             return
-        hello = {"role": "server", "rank": self.config.rank, "position": self._position}
+        hello = {"role": "server", "rank": self.config.rank, "position": self._log.position}
         hello["fresh"] = self._fresh
         link.send(Kind.HELLO, {**hello, "address": self._hub.listener.address.to_json()})
         if not self._fresh:
@@ -399,7 +396,7 @@ class Server:
             self._on_adopt(link, frame)
         elif frame.kind is Kind.ORDER:
             if "position" in frame.body:  # we came later, and begin here
-                self._position = field(frame.body, "position", int)
+                self._log.begin_at(field(frame.body, "position", int))
                 self._executor.placement = Placement.from_json(frame.body["placement"])
                 self._fresh = False
                 self._attachments.answered_before = {
@@ -419,8 +416,7 @@ class Server:
                     events_from_json(field(frame.body, "events", list, [])),
                     steps_from_json(field(frame.body, "held", list, [])),
                 )
-                self._log.extend(steps)
-            self._position += len(steps)
+            self._log.extend(steps)
             self._executor.queue.extend(steps)
             self._advance()
         elif frame.kind is Kind.STATE:
