@@ -5,7 +5,6 @@ A server is made of layers, each a class of its own that builds on the one befor
 * `config.py`    ServerConfig: what it is told when it starts.
 * `server.py`    Server: the loop, the controller, and following a lead.
 * `ordering.py`  Ordering: making that order, by what the decider decides.
-* `gathering.py` Gathering: checkpoints.
 * `placing.py`   Placing: which server holds what; servers that die, come and go.
 * `leader.py`    LeadServer: server 0, or who leads in its place.
 
@@ -13,6 +12,7 @@ What they use:
 
 * `executor.py`  Executor: the run's one order of steps, executed on a shard.
 * `attachments.py` Attachments: workers that attach, push, and whose links break.
+* `checkpoints.py` CheckpointCoordinator: when a checkpoint is cut, and what became of it.
 * `outcomes.py`  what a leader or follower must do about an executed step.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.
 * `standby.py`  Standby: what a follower keeps so that it can lead.

@@ -60,7 +60,8 @@ from paceline.exceptions import (
 from paceline.observe.thinning import pushes_thinning
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
-from paceline.ps.attachments import rank_of
+from paceline.ps.attachments import rank_of, saved_part
+from paceline.ps.checkpoints import CheckpointCoordinator
 from paceline.ps.config import ServerConfig, begin, new_decider, undealt
 from paceline.ps.ordering import LEASES_AT_ONCE
 from paceline.ps.outcomes import (
@@ -128,7 +129,17 @@ class LeadServer(Placing):
 
     def _begin_leading(self, decider: Decider, adoption: Adoption, gate: set[int] | None = None) -> None:
         self._begin_ordering(decider, adoption, gate)
-        self._begin_gathering()
+        self._checkpoints = CheckpointCoordinator(
+            self.config,
+            self._executor,
+            decider,
+            self._sequencer,
+            describe=self._describe,
+            extras=lambda: self._adoption.extras,
+            tell=self._tell_controller,
+            report=self._report,
+            post_saved=lambda result: self._hub.post(lambda: self._order(self._checkpoints.saved(result))),
+        )
         self._begin_placing()
         self._listens: dict[int, Any] = {}
         """Where the roots of groups listen for their members."""
@@ -149,8 +160,7 @@ class LeadServer(Placing):
         return {**super()._handlers(), Kind.OFFER: self._on_offer}
 
     def _close(self) -> None:
-        if self._saver is not None:
-            self._saver.join()
+        self._checkpoints.close()
         for link in self._followers.values():
             link.close()
         super()._close()
@@ -206,15 +216,12 @@ class LeadServer(Placing):
 
     def _on_controller(self, frame: Frame) -> None:
         if frame.kind is Kind.CHECKPOINT and field(frame.body, "soon", bool, False):
-            self._save_at_next = self._save_at_next or (
-                self._executor.shard is not None and self._saver is None
-            )
+            self._checkpoints.want_soon()
         elif frame.kind is Kind.CHECKPOINT:
-            self._asked, self._told_cut = True, False
             with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
                 self._controller.send(Kind.STATS, {"begun": True})
-            self._all_ended = field(frame.body, "all_ended", bool, False)
-            self._save_now()
+            all_ended = field(frame.body, "all_ended", bool, False)
+            self._order(self._checkpoints.want_now(all_ended=all_ended))
         elif frame.kind is Kind.SWITCH:
             self._switch(field(frame.body, "mode", str), field(frame.body, "request", str))
         elif frame.kind is Kind.LEAVE and "server" in frame.body:
@@ -264,14 +271,14 @@ class LeadServer(Placing):
         adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
         self._begin_leading(standby.decider, adoption)
         self._adopting = set()
-        self._states = standby.states
+        self._checkpoints.states = standby.states
         self._untold = set(self._executor.peers)
         asked = {
             worker: peer.asked[0] for worker, peer in self._executor.peers.items() if peer.asked is not None
         }
         self._owed = {worker for worker, kind in asked.items() if kind not in _OF_THE_LEAD}
-        self._current = self._decider.version
-        self._unsaved = True
+        self._checkpoints.current = self._decider.version
+        self._checkpoints.unsaved = True
         reduces = [step.number for step in self._executor.queue if isinstance(step, ReduceStep)]
         reduced = self._executor.reduced
         half_done = reduced.number if reduced is not None else next(iter(reduces), None)
@@ -333,7 +340,7 @@ class LeadServer(Placing):
         elif frame.kind is Kind.DONE and "answers" in frame.body:
             self._answered(frame.body["answers"])
         elif frame.kind is Kind.DONE:
-            self._part_written(frame.body)
+            self._checkpoints.part_written(frame.body)
 
     # --- the model --------------------------------------------------------------------------------
 
@@ -379,13 +386,13 @@ class LeadServer(Placing):
         self._adopt(model.layout, model.spec, region, placement, lambda slices: None)
         if saved is not None:
             self._decider.restore(saved.meta["lead"])
-            self._last_saved = self._decider.version
+            self._checkpoints.last_saved = self._decider.version
             book = state_book(saved, optimizer=not self._executor.mode.serverless)
             self._executor.present_shard.restore(book, vectors=self._executor.mode.by_epoch)
             # Until workers send newer ones, the next checkpoint keeps what this one has of them.
             for rank in range(self.config.workers):
                 if kept := worker_state(saved, rank):
-                    self._states[f"worker-{rank}.safetensors"] = kept
+                    self._checkpoints.states[f"worker-{rank}.safetensors"] = kept
                     self._attachments.hear_buffers(kept, rank)
         self._adopting = set(self._followers)
         for rank, link in self._followers.items():
@@ -441,13 +448,13 @@ class LeadServer(Placing):
         for peer in peers:
             self._act(self._do(Join(peer.worker, peer.incarnation)).steps)
         self._stop_if_asked()
-        self._current = self._decider.version
+        self._checkpoints.current = self._decider.version
         for peer in peers:
             facts: dict[str, Any] = {"version": self._decider.version, "mode": str(self._executor.mode)}
             facts |= self._progress()
             if self.config.groups:
                 facts["group"] = self._listens.get(self._decider.groups.root_of(peer.worker))
-            self._announce_cut(peer.worker, facts)
+            self._checkpoints.announce_cut(peer.worker, facts)
             self._unplaced.discard(peer.worker)
             if self._change is not None:
                 self._change.unready.add(peer.worker)
@@ -489,7 +496,7 @@ class LeadServer(Placing):
             log.warning("%s pushed NaN or Inf at step %s: refused", peer.name, push.sequence + 1)
         self._acting = peer.worker
         if self._decider.descent is not None:
-            self._unsaved = True  # it is in a sum, which has no version of its own
+            self._checkpoints.unsaved = True  # it is in a sum, which has no version of its own
             if peer.settings is not None:
                 self._do(Rate(float(peer.settings[0]["lr"])))
         self._held_since[peer.worker] = time.monotonic()
@@ -542,6 +549,36 @@ class LeadServer(Placing):
             self._change.unready.discard(peer.worker)
             self._change_if_ready()
 
+    def _on_saved(self, connection: Connection, frame: Frame) -> None:
+        """A worker's part of a checkpoint, or only its buffers."""
+        rank = rank_of(connection)
+        name, tensors = saved_part(connection, frame)
+        self._attachments.hear_buffers(tensors, rank)
+        if "buffers" not in frame.body:
+            self._checkpoints.worker_saved(rank, name, tensors, field(frame.body, "cut", int, 0))
+
+    def _describe(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says that is cut here."""
+        self._write_pushes()  # who goes back to this checkpoint finds the record of all that is in it
+        model = self._adoption.model
+        assert model is not None
+        return {
+            **model.facts(),
+            "lead": self._decider.snapshot(),
+            "servers": self.config.servers,
+            "workers": self.config.workers,
+        }
+
+    def _tell_controller(self, body: dict[str, Any]) -> None:
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, body)
+
+    def _report(self, body: dict[str, Any]) -> None:
+        """What became of a checkpoint."""
+        with contextlib.suppress(LinkError):
+            self._controller.send(Kind.STATS, self._stats())
+            self._controller.send(Kind.STATS, body)
+
     def _take_parameters(self, peer: WorkerPeer) -> None:
         """allreduce: the root has made its step, and waits."""
         if not self._executor.mode.serverless:
@@ -551,14 +588,14 @@ class LeadServer(Placing):
         assert peer.copy is not None
         whole = [each for each in peer.copy if each is not None]
         self._executor.present_shard.assign(whole if isinstance(peer, ShmPeer) else peer.gradients.flat)
-        self._current = self._decider.version + 1
+        self._checkpoints.current = self._decider.version + 1
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
         peer = self._attachments.peer_of(connection)
         push = self._attachments.receive_push(peer, frame.body)
         self._heard(peer, frame.body)
-        self._unsaved = True
-        self._current = self._decider.version
+        self._checkpoints.unsaved = True
+        self._checkpoints.current = self._decider.version
         self._held_since[peer.worker] = time.monotonic()
         self._acting = peer.worker
         self._act(self._do(Assign(push)).steps)
@@ -567,7 +604,7 @@ class LeadServer(Placing):
         peer, fetch = self._attachments.peer_of(connection), field(frame.body, "fetch", bool, True)
         self._heard(peer, frame.body)
         if "load" in frame.body:
-            self._unsaved = True
+            self._checkpoints.unsaved = True
             self._act(self._do(Load(peer.worker, peer.incarnation, field(frame.body, "load", int))).steps)
         if lost := set(field(frame.body, "without", list, [])) & self._executor.placement.servers:
             self._lost[peer.worker] = (lost, fetch, time.monotonic())
@@ -673,7 +710,6 @@ class LeadServer(Placing):
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._held_since.pop(peer.worker, None)
         self._acting = -1
-        self._save_flags.discard(peer.worker)
         self._leaving.discard(peer.worker)
         self._taking.discard(peer.worker)
         self._voting.discard(peer.worker)
@@ -692,13 +728,7 @@ class LeadServer(Placing):
             self._gate.discard(peer.worker)
         else:
             self._act(self._do(Leave(peer.worker, peer.incarnation, finished)).steps)
-        if self._saver is not None:
-            self._saver.worker_saved(peer.worker)
-        elif self._save_at_next and not self._decider.machine.active:
-            self._save_now()  # no round will end any more
-            return
-        if self._all_ended and not self._executor.peers:
-            self._save_now()
+        self._order(self._checkpoints.worker_left(peer.worker))
 
     def _worker_lost(self, peer: WorkerPeer) -> None:
         super()._worker_lost(peer)
@@ -720,7 +750,7 @@ class LeadServer(Placing):
         self._owed.discard(worker)
         self._released(worker, body)
         self._flag(worker, body)
-        self._announce_cut(worker, body)
+        self._checkpoints.announce_cut(worker, body)
         if self._executor.peers[worker].needs_fates:
             body["settled"] = self._decider.pushes.fates.settled(worker)
             if unapplied := self._decider.pushes.fates.unapplied.get(worker):
@@ -753,9 +783,8 @@ class LeadServer(Placing):
         if worker in self._unplaced:
             self._unplaced.discard(worker)
             body["placement"] = self._executor.placement.to_json()
-        if worker in self._save_flags and self._saver is not None:
-            self._save_flags.discard(worker)
-            body["save"] = self._saver.version
+        if (version := self._checkpoints.flag(worker)) is not None:
+            body["save"] = version
 
     # --- the order --------------------------------------------------------------------------------
 
@@ -776,7 +805,7 @@ class LeadServer(Placing):
             case SlicesDue(server, number, tensors):
                 self._give(server, number, tensors)
             case SnapshotTaken(directory, tensors):
-                self._part_writer.write(directory, tensors, self._part_written)
+                self._part_writer.write(directory, tensors, self._checkpoints.part_written)
             case Forgotten(peer):
                 self._worker_left(peer, finished=False)
             case _:
@@ -794,9 +823,8 @@ class LeadServer(Placing):
         self._check_lost(now)
         self._change_if_ready()
         self._let_depart()
-        if self._hurry_at is not None and now > self._hurry_at:
-            self._hurry()
-        self._tell_cut()
+        self._order(self._checkpoints.hurry_if_late(now))
+        self._checkpoints.tell_cut()
         with contextlib.suppress(LinkError):
             self._controller.send(Kind.STATS, self._stats())
 

@@ -17,6 +17,7 @@ from paceline.core.sequencer import Sequencer
 from paceline.core.steps import Steps, steps_to_json
 from paceline.exceptions import LinkError
 from paceline.ps.adoption import Adoption
+from paceline.ps.checkpoints import CheckpointCoordinator
 from paceline.ps.config import undealt
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.push_record import PushRecord
@@ -59,6 +60,7 @@ class Ordering(Server):
         self._norms_told: list[tuple[int, float]] = []
         """Norms of gradients that workers told, and the controller has not heard of."""
         self._sequencer = Sequencer(self.config.clip_norm)
+        self._checkpoints: CheckpointCoordinator
         self._said: set[str] = set()
         self._news: list[str] = []
         """What the user should read, and has not been told yet."""
@@ -76,14 +78,6 @@ class Ordering(Server):
 
     def _tell_answer(self, peer: WorkerPeer) -> None:
         """Answer a worker that waits in a collective."""
-        raise NotImplementedError
-
-    def _save_is_due(self) -> bool:
-        """Whether a checkpoint is to be cut after the update that is being ordered."""
-        raise NotImplementedError
-
-    def _begin_save(self) -> Steps:
-        """The step that cuts a checkpoint."""
         raise NotImplementedError
 
     def _switch(self, text: str, request: str) -> None:
@@ -179,7 +173,7 @@ class Ordering(Server):
         if not steps:
             return
         servers = len(self._executor.placement.servers)
-        now, held = self._sequencer.order(steps, servers, self._checkpoint_if_due)
+        now, held = self._sequencer.order(steps, servers, self._checkpoints.cut_if_due)
         self._forward(now, held)
         if not now:
             return
@@ -187,10 +181,6 @@ class Ordering(Server):
         self._advance()
         if self._decider.descent is not None and self._decider.descent.news:
             self._say_once(self._decider.descent.news)
-
-    def _checkpoint_if_due(self) -> Steps:
-        """The step that cuts a checkpoint here, if it is time for one."""
-        return self._begin_save() if self._save_is_due() else []
 
     def _forward(self, steps: Steps, held: Steps | None = None) -> None:
         """Send steps to the followers, who is next in line to lead first."""
@@ -217,7 +207,7 @@ class Ordering(Server):
         """A server has done the first half of an update. When all have, order the second."""
         assert self._executor.layout is not None
         slices = len(self._executor.layout.slices)
-        steps = self._sequencer.reduced(number, norms, slices, self._checkpoint_if_due)
+        steps = self._sequencer.reduced(number, norms, slices, self._checkpoints.cut_if_due)
         if steps is not None:
             self._order(steps)
 

@@ -16,9 +16,9 @@ from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
 from paceline.core.decider_state import decider_state_to_json
 from paceline.core.steps import AdmitStep, PlaceStep, steps_to_json
-from paceline.exceptions import CheckpointError, LinkError
+from paceline.exceptions import LinkError
 from paceline.params import Placement, bytes_of
-from paceline.ps.gathering import Gathering
+from paceline.ps.ordering import Ordering
 from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.standby import records_to_json
 
@@ -46,7 +46,7 @@ class _Change:
         return [self.placement.to_json(), {str(rank): where for rank, where in self.addresses.items()}]
 
 
-class Placing(Gathering):
+class Placing(Ordering):
     """Places slices."""
 
     def _begin_placing(self) -> None:
@@ -84,9 +84,7 @@ class Placing(Gathering):
             self._fail(LinkError(f"{self.name} lost server:{rank}: {reason}"))
             return
         log.warning("server:%s: %s; others answer for its slices", rank, reason)
-        if self._saver is not None and not self._saver.complete:
-            self._save_again = True
-            self._saver.part_written(CheckpointError(f"server:{rank} is gone"))
+        self._checkpoints.server_gone(rank)
         self._change = None
         self._act([PlaceStep(placement)])
         self._plan_change()
