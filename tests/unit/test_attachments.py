@@ -11,12 +11,15 @@ from torch import nn
 
 from paceline.comm import Kind
 from paceline.comm.faults import Faults
+from paceline.core.sequencer import OrderLog
 from paceline.observe.spans import NO_SPANS
 from paceline.params import OptimizerSpec, Placement, describe
 from paceline.ps.attachments import Attachments
 from paceline.ps.config import ServerConfig
 from paceline.ps.executor import Executor
 from paceline.ps.leader import LeadServer
+from paceline.ps.part_writer import PartWriter
+from paceline.ps.parts import ServerParts
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.server import Server
 from tests.links import linked
@@ -34,32 +37,41 @@ class Posts:
 
 
 class Leading(LeadServer):
-    """A leader that was a follower; it remembers who left."""
+    """A leader that is built from a follower's parts; it remembers who left."""
 
-    left: list[int]
-
-    def _take_over(self) -> None:
-        self.left, self._linkless = [], {}
+    def __init__(self, parts: ServerParts) -> None:
+        Server.__init__(self, parts)
+        self._linkless = {}
+        self.left: list[int] = []
 
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self.left.append(peer.worker)
 
 
-class Following(Server):
-    """A follower with one worker, whose gradients come over its socket."""
-
-    def __init__(self) -> None:
-        self.config = ServerConfig(
-            rank=0, servers=2, workers=2, mode="asp", run_dir="", deadline_s=1.0, replicas=1
+def following() -> Server:
+    """A follower with a model."""
+    config = ServerConfig(rank=0, servers=2, workers=2, mode="asp", run_dir="", deadline_s=1.0, replicas=1)
+    hub: Any = Posts()
+    controller: Any = SimpleNamespace(watch=lambda back: None)
+    executor = Executor(config, Faults.parse(""), NO_SPANS)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    layout, _ = describe(model, optimizer)
+    placement = Placement.over(layout, [0], 0)
+    executor.adopt(layout, OptimizerSpec.of(optimizer), None, placement, lambda slices: None)
+    return Server(
+        ServerParts(
+            config=config,
+            secret=b"",
+            controller=controller,
+            hub=hub,
+            spans=NO_SPANS,
+            executor=executor,
+            attachments=Attachments(executor, hub, NO_SPANS),
+            part_writer=PartWriter("server-0.safetensors", Faults.parse(""), NO_SPANS, hub.post),
+            log=OrderLog(4),
         )
-        self._hub: Any = Posts()
-        self._executor = Executor(self.config, Faults.parse(""), NO_SPANS)
-        self._attachments = Attachments(self._executor, self._hub, NO_SPANS)
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        layout, _ = describe(model, optimizer)
-        placement = Placement.over(layout, [0], 0)
-        self._executor.adopt(layout, OptimizerSpec.of(optimizer), None, placement, lambda slices: None)
+    )
 
 
 def ended_process() -> int:
@@ -72,21 +84,20 @@ def ended_process() -> int:
 def test_a_link_that_breaks_after_a_promotion_is_seen_by_the_new_leader() -> None:
     """Its thread was started when this server was a follower."""
     with linked() as (mine, theirs):
-        follower = Following()
-        layout = follower._executor.layout
+        follower = following()
+        layout = follower.parts.executor.layout
         assert layout is not None
         mine.peer = "worker:1"
         body = {"incarnation": 0, "fingerprint": layout.fingerprint, "inline": True, "keeps": True}
         frame: Any = SimpleNamespace(kind=Kind.ATTACH, body=body, descriptors=[])
         peer = follower._attach(mine, frame)
         peer.pid = ended_process()
-        leader = Leading.succeeding(follower)
-        assert isinstance(leader, Leading)
+        leader = Leading(follower.parts)
         theirs.close()
-        follower._hub.waiting.get(timeout=30)()
+        leader.parts.hub.waiting.get(timeout=30)()
         for lost in leader._attachments.lost():
             leader._worker_lost(lost)
         assert leader.left == [1]
         leader._attachments.detach(peer, finished=False)
         assert not leader._executor.peers
-        follower._executor.present_shard.close()
+        leader._executor.present_shard.close()

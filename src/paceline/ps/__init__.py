@@ -13,6 +13,7 @@ What they use:
 * `executor.py`  Executor: the run's one order of steps, executed on a shard.
 * `attachments.py` Attachments: workers that attach, push, and whose links break.
 * `checkpoints.py` CheckpointCoordinator: when a checkpoint is cut, and what became of it.
+* `parts.py`     ServerParts: what a server has whatever its role is.
 * `outcomes.py`  what a leader or follower must do about an executed step.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.
 * `standby.py`  Standby: what a follower keeps so that it can lead.

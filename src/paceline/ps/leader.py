@@ -75,11 +75,13 @@ from paceline.ps.outcomes import (
     SnapshotTaken,
     VectorAnswers,
 )
+from paceline.ps.parts import ServerParts, make_parts
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
 from paceline.ps.push_record import PushRecord
 from paceline.ps.saving import state_book, worker_state
 from paceline.ps.server import TICK_S, Server
+from paceline.ps.standby import Standby
 from paceline.storage.checkpoint import load
 
 __all__ = ["LeadServer", "serve"]
@@ -111,23 +113,49 @@ class _Failing:
 class LeadServer(Placing):
     """See the module."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
-        super().__init__(config, secret, controller)
+    def __init__(
+        self,
+        parts: ServerParts,
+        decider: Decider,
+        adoption: Adoption,
+        record: PushRecord,
+        gate: set[int] | None = None,
+    ) -> None:
+        super().__init__(parts)
+        self._record = record
+        self._start_over(decider, adoption, gate)
+
+    @classmethod
+    def first(cls, parts: ServerParts) -> "LeadServer":
+        """The leader of a run that begins, or goes on from a checkpoint."""
+        config = parts.config
         resumed = load(Path(config.resume)) if config.resume else None
-        self._begin_leading(new_decider(config), Adoption(resumed, self._executor.mode), gate=set())
         applied = 0 if resumed is None else int(resumed.meta["lead"]["pushes"])
         thinning = pushes_thinning(config.records_mb)
-        self._record = PushRecord.begin(Path(config.run_dir) / "pushes.csv", applied, thinning)
+        record = PushRecord.begin(Path(config.run_dir) / "pushes.csv", applied, thinning)
+        return cls(parts, new_decider(config), Adoption(resumed, parts.executor.mode), record, gate=set())
 
     @classmethod
     def succeeding(cls, follower: Server) -> "LeadServer":
-        """A follower leads from now on: the lead is gone. All that it has is this one's."""
-        server = cls.__new__(cls)
-        vars(server).update(vars(follower))
-        server._take_over()
-        return server
+        """A follower leads from now on, with its parts: the leader is gone."""
+        parts, standby = follower.parts, follower.standby
+        adoption = Adoption(None, parts.executor.mode)  # training goes on: no worker starts from a checkpoint
+        adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
+        record = PushRecord.take_over(
+            Path(parts.config.run_dir) / "pushes.csv",
+            standby.decider.totals.pushes,
+            standby.records,
+            pushes_thinning(parts.config.records_mb),
+        )
+        leader = cls(parts, standby.decider, adoption, record)
+        leader._take_over(standby, follower.led_by)
+        for connection, body in follower.early_followers:
+            parts.hub.add(connection)
+            leader.on_hello(connection, body)
+        return leader
 
-    def _begin_leading(self, decider: Decider, adoption: Adoption, gate: set[int] | None = None) -> None:
+    def _start_over(self, decider: Decider, adoption: Adoption, gate: set[int] | None) -> None:
+        """Lead a run from its beginning, or from where a follower knows it."""
         self._begin_ordering(decider, adoption, gate)
         self._checkpoints = CheckpointCoordinator(
             self.config,
@@ -257,19 +285,8 @@ class LeadServer(Placing):
 
     # --- in another server's place ----------------------------------------------------------------
 
-    def _take_over(self) -> None:
-        """Lead in the place of a lead that is gone: from what it has told, and what workers have asked."""
-        standby = self._standby
-        assert standby is not None
-        self._standby, self._succeeds = None, False
-        self._hub.handler = self
-        self._watch_controller()
-        self._worker_handlers = self._handlers()
-        adoption = Adoption(
-            None, self._executor.mode
-        )  # training goes on: nobody starts from a checkpoint any more
-        adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
-        self._begin_leading(standby.decider, adoption)
+    def _take_over(self, standby: Standby, gone: int) -> None:
+        """Lead in the place of server `gone`: from what it has told, and what workers have asked."""
         self._adopting = set()
         self._checkpoints.states = standby.states
         self._untold = set(self._executor.peers)
@@ -283,19 +300,12 @@ class LeadServer(Placing):
         reduced = self._executor.reduced
         half_done = reduced.number if reduced is not None else next(iter(reduces), None)
         self._sequencer.take_over(half_done, standby.held)
-        self._numbered = (
-            self._executor.placement.number + _PROMISED
-        )  # workers may know of some that never came
-        self._record = PushRecord.take_over(
-            Path(self.config.run_dir) / "pushes.csv",
-            self._decider.totals.pushes,
-            standby.records,
-            pushes_thinning(self.config.records_mb),
-        )
-        log.warning("%s leads from here on, in the place of server:%s", self.name, self._led_by)
-        placement = self._latest_placement().without(self._led_by)
+        # Workers may know of some that never came.
+        self._numbered = self._executor.placement.number + _PROMISED
+        log.warning("%s leads from here on, in the place of server:%s", self.name, gone)
+        placement = self._latest_placement().without(gone)
         if placement is None:
-            self._fail(LinkError(f"{self.name} lost server:{self._led_by}, and nobody has its slices"))
+            self._fail(LinkError(f"{self.name} lost server:{gone}, and nobody has its slices"))
             return
         self._act([PlaceStep(placement)])
         if self._executor.reduced is not None:  # the leader before died between the halves of an update
@@ -306,10 +316,6 @@ class LeadServer(Placing):
             self._act(self._do(Leave(worker, present, finished and incarnation == present)).steps)
         for worker, peer in sorted(self._executor.peers.items()):
             self._answer_unheard(worker, peer)
-        early, self._early_followers = self._early_followers, []
-        for connection, body in early:
-            self._hub.add(connection)
-            self.on_hello(connection, body)
 
     def _answer_unheard(self, worker: int, peer: WorkerPeer) -> None:
         """What this worker has asked last, if the lead before has told us nothing of it."""
@@ -361,7 +367,7 @@ class LeadServer(Placing):
             self._worker_left(peer, finished=False)
         self._forget_model()
         followers, where = self._followers, self._where
-        self._begin_leading(new_decider(self.config), self._adoption, gate=set())
+        self._start_over(new_decider(self.config), self._adoption, gate=set())
         self._followers, self._where = followers, where
 
     def _try_adopt(self) -> None:
@@ -939,7 +945,8 @@ def serve(config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         sys.path.insert(0, config.import_from)
     torch.set_num_threads(1)  # the shard has its own threads
     torch.set_grad_enabled(False)
-    kind = LeadServer if config.lead == config.rank else Server
-    server: Server = kind(config, secret, controller)
+    parts = make_parts(config, secret, controller)
+    server: Server = LeadServer.first(parts) if config.lead == config.rank else Server(parts)
+    server.meet_controller()
     while server.run():
         server = LeadServer.succeeding(server)

@@ -15,14 +15,11 @@ from typing import Any, assert_never
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
+from paceline.comm import Address, Connection, Frame, Kind, Region, connect
 from paceline.comm.connection import spin_for
-from paceline.comm.faults import Faults
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
-from paceline.comm.lasting import LastingLink
 from paceline.core.events import events_from_json
-from paceline.core.sequencer import OrderLog
 from paceline.core.steps import steps_from_json
 from paceline.exceptions import (
     AuthError,
@@ -31,11 +28,9 @@ from paceline.exceptions import (
     PacelineError,
 )
 from paceline.observe.phases import PHASES
-from paceline.observe.spans import recorder_of
 from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
-from paceline.ps.attachments import Attachments, rank_of, saved_part
-from paceline.ps.config import ServerConfig, begin, new_decider
-from paceline.ps.executor import Executor
+from paceline.ps.attachments import rank_of, saved_part
+from paceline.ps.config import begin, new_decider
 from paceline.ps.outcomes import (
     Forgotten,
     ModeChanged,
@@ -47,7 +42,7 @@ from paceline.ps.outcomes import (
     SnapshotTaken,
     VectorAnswers,
 )
-from paceline.ps.part_writer import PartWriter
+from paceline.ps.parts import ServerParts
 from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer
 from paceline.ps.saving import read_blob, state_book, worker_state
 from paceline.ps.standby import Standby
@@ -63,34 +58,26 @@ TICK_S = 0.25
 """How often a server looks around when nothing happens."""
 _LOOK_S = 0.01
 """How often it looks whether a worker without a link has ended."""
-_LOG_STEPS = 4096
-"""Number of the last steps of the order that are kept."""
 
 
 class Server:
     """Holds a shard and executes the run's order on it. `run` returns when the run is over."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
-        self.config = config
-        self.name = f"server:{config.rank}"
-        self.spans = recorder_of(
-            config.spans_in, f"server-{config.rank}.{config.incarnation}", clock_ns=config.clock_ns
-        )
-        faults = Faults.parse(config.faults)
-        self._executor = Executor(config, faults, self.spans)
+    def __init__(self, parts: ServerParts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.name = parts.executor.name
+        self._controller = parts.controller
+        self._hub = parts.hub
+        self._executor = parts.executor
+        self._attachments = parts.attachments
+        self._part_writer = parts.part_writer
+        self._log = parts.log
         self._lead_link: Connection | None = None
         self._standby: Standby | None = None
         self._told_at = 0.0
-        self._secret = secret
-        self._controller = controller
-        self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
-        name = f"server-{config.rank}.safetensors"
-        self._part_writer = PartWriter(name, faults, self.spans, self._hub.post)
-        self._attachments = Attachments(self._executor, self._hub, self.spans)
         self._running = True
         self._failed = False
-        self._log = OrderLog(_LOG_STEPS if config.replicas else 0)
-        """The steps of the order that this server has heard of."""
         self._fresh = True
         """Whether it is not in the order yet."""
         self._led_by = 0
@@ -98,8 +85,27 @@ class Server:
         self._early_followers: list[tuple[Connection, dict[str, Any]]] = []
         self._leaderless_since: float | None = None
         self._worker_handlers = self._handlers()
-        self._watch_controller()
-        self._meet_controller()
+        self._hub.handler = self
+        # Hear of it when another controller takes over.
+        self._controller.watch(lambda fresh: self._hub.post(lambda: self._controller_back(fresh)))
+
+    # --- for who leads in its place ---------------------------------------------------------------
+
+    @property
+    def standby(self) -> Standby:
+        """What it kept so that it can lead."""
+        assert self._standby is not None
+        return self._standby
+
+    @property
+    def led_by(self) -> int:
+        """The server that leads, or led last."""
+        return self._led_by
+
+    @property
+    def early_followers(self) -> list[tuple[Connection, dict[str, Any]]]:
+        """Servers that know sooner than this one that it leads."""
+        return self._early_followers
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -114,14 +120,10 @@ class Server:
         finally:
             if not self._succeeds:
                 self._close()
-                self.spans.close()
+                self.parts.spans.close()
         return self._running and self._succeeds
 
-    def _watch_controller(self) -> None:
-        """Hear of it when another controller takes over."""
-        self._controller.watch(lambda fresh: self._hub.post(lambda: self._controller_back(fresh)))
-
-    def _meet_controller(self) -> None:
+    def meet_controller(self) -> None:
         """Listen to the controller, and say where workers find this server. It may be another one later."""
         self._hub.add(self._controller)
         self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
@@ -129,7 +131,7 @@ class Server:
     def _controller_back(self, fresh: Connection) -> None:
         if self._running:
             self._controller.renew(fresh)
-            self._meet_controller()
+            self.meet_controller()
         else:
             fresh.close()
 
@@ -146,8 +148,8 @@ class Server:
         body = {
             "updates": self._executor.updates,
             "update_s": round(self._executor.update_s, 6),
-            "phases": {PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
-            **({"spans_broken": str(self.spans.broken)} if self.spans.broken is not None else {}),
+            "phases": {PHASES[phase]: round(s, 6) for phase, s in self.parts.spans.flush().items()},
+            **({"spans_broken": str(self.parts.spans.broken)} if self.parts.spans.broken is not None else {}),
             **({"saving": progress} if (progress := self._part_writer.progress) is not None else {}),
         }
         with contextlib.suppress(LinkError):
@@ -329,7 +331,7 @@ class Server:
             return
         self._led_by = lead
         try:
-            link = connect(Address.from_json(servers[str(lead)]), self._secret, peer=f"server:{lead}")
+            link = connect(Address.from_json(servers[str(lead)]), self.parts.secret, peer=f"server:{lead}")
         except (AuthError, LinkError) as error:
             if not self.config.replicas:
                 raise
