@@ -17,6 +17,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `health.py`     Health: workers whose gradients are not finite again and again.
 * `sampler_orders.py`  SamplerOrders: all workers draw the same order of an epoch's samples.
 * `totals.py`     Totals: the counts of a run; Applied: the record of a push.
+* `out_of_step.py` OutOfStep: workers that step the run's optimizers in different orders.
 * `rulings.py`    Ruling: all that follows from an event.
 * `state.py`      StateCodec: state as JSON, checked when it is read.
 * `sequencer.py`  Sequencer: steps that wait for the second half of an update; OrderLog: catching up.

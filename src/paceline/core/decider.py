@@ -1,9 +1,7 @@
 """The brain of the leader: mode machine, lease book, and the run's one order of instructions.
 
 Events in (`events.py`), steps (`steps.py`) and replies to workers out. Server 0 executes the steps and
-forwards them, in order, to the other servers.
-
-No sockets, no torch, no clock: tests drive it directly.
+forwards them, in order, to the other servers. No sockets, no torch, no clock.
 """
 
 from collections import Counter
@@ -29,6 +27,7 @@ from paceline.core.modes import (
     parse_mode,
 )
 from paceline.core.modes.lbfgs import Answer, Lbfgs
+from paceline.core.out_of_step import check_in_step
 from paceline.core.pushes import Pushes, Terms
 from paceline.core.readers import Readers
 from paceline.core.roster import Roster
@@ -37,19 +36,11 @@ from paceline.core.rulings import CallAnswer, LeaseGrant, Reply, Ruling, Verdict
 from paceline.core.sampler_orders import SamplerOrders
 from paceline.core.steps import AdmitStep, AssignStep, DropStep, LeaveStep, LoadStep, ModeStep, Steps
 from paceline.core.totals import Totals
-from paceline.exceptions import PacelineError
 
-__all__ = ["Decider", "OutOfStep"]
+__all__ = ["Decider"]
 
 _SMALLER, _LARGER = 0.8, 1.1
-"""How the batches of a worker change whom others wait for, or who waits: quickly down, and carefully up."""
-
-OUT_OF_STEP = 256
-"""Rounds in a row in which workers stepped different optimizers: they do not run the same loop."""
-
-
-class OutOfStep(PacelineError):
-    """In a mode with rounds, workers step the run's optimizers in different orders."""
+"""Factors of the batches of a straggler, and of a worker that waits: quickly down, and carefully up."""
 
 
 class Decider:
@@ -250,8 +241,7 @@ class Decider:
         return min(1.0, self.mode.beta / max(1, len(self.roster.team)))
 
     def load(self, worker: int, incarnation: int, number: int) -> Steps:
-        """A worker gave all servers an optimizer state: they take it over here in the order. Said again, it
-        changes nothing."""
+        """A worker gave all servers an optimizer state. Said again, it changes nothing."""
         loads = self.roster.load(worker, incarnation, number)
         return [LoadStep(PushId(worker, incarnation, number))] if loads else []
 
@@ -290,23 +280,11 @@ class Decider:
         self.roster.fetches(worker, push.fetch)
         spent = self.book is not None and self.book.superseded(push.leases)
         made = self.machine.pushed(push.id, push.read_version, spent=spent, optimizer=push.optimizer)
-        if isinstance(self.machine, Rounds) and self.machine.mixed >= OUT_OF_STEP:
-            raise OutOfStep(self._words_on_mix(self.machine))
+        if isinstance(self.machine, Rounds):
+            check_in_step(self.machine, self.mode)
         if self.book is not None and self.mode.batches == "speed":
             self._resize(self.book, push, made)
         return [*self._steps(made), *self._assigned()]
-
-    def _words_on_mix(self, machine: Rounds) -> str:
-        clocks = machine.clocks
-        who = ", ".join(
-            f"worker:{worker} steps optimizer {optimizer} (step {clocks.get(worker, 0)})"
-            for worker, optimizer in sorted(machine.last_mix.items())
-        )
-        return (
-            f"for {machine.mixed} rounds the workers have stepped different optimizers at the same time: "
-            f"{who}. In mode {self.mode} all workers must step the optimizers in the same order: look for "
-            "what in the loop depends on the rank or on a worker's own data, or use mode asp."
-        )
 
     def _resize(self, book: LeaseBook, push: events.Push, made: Sequence[Instruction]) -> None:
         """Who was waited for gets smaller batches, and who waits itself larger ones again."""
@@ -370,9 +348,8 @@ class Decider:
         wait for something else. Groups in bsp do the same, and so does sandblaster, where what has been added
         up is of the old ones.
         """
-        together = self.mode.in_place or (self.mode.inner is not None and self.mode.inner.in_place)
-        together = together or self.mode.by_epoch
-        if not together:
+        in_groups = self.mode.inner is not None and self.mode.inner.in_place
+        if not (self.mode.in_place or in_groups or self.mode.by_epoch):
             return [AssignStep(push), AdmitStep(push.worker, self.version)]
         self._assigns[push.worker] = push
         return self._assigned()

@@ -20,6 +20,8 @@ What they use:
 * `push_record.py` PushRecord: the record of applied pushes.
 * `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.
 * `shard.py`    Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
+* `contributions.py` Contribution: gradients that workers pushed, and their weighted mean.
+* `slice_state.py` SliceState: one slice of a shard with its optimizer.
 * `lanes.py`    Lanes: the threads that share a shard's slices, on cores apart.
 * `bare_step.py` a step of torch's optimizers without what stands around it.
 * `float_flags.py` the processor's own record of overflows.

@@ -21,7 +21,7 @@ from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
 from paceline.core.ballot import WHO
-from paceline.core.decider import Decider, OutOfStep
+from paceline.core.decider import Decider
 from paceline.core.events import (
     Assign,
     Call,
@@ -47,6 +47,7 @@ from paceline.core.events import (
 from paceline.core.health import QUARANTINE
 from paceline.core.leases import Lease
 from paceline.core.modes import Rounds, parse_schedule
+from paceline.core.out_of_step import OutOfStep
 from paceline.core.steps import AdmitStep, PlaceStep, ReduceStep
 from paceline.exceptions import (
     CheckpointError,
