@@ -13,6 +13,8 @@ startup     command to first finished step, against torchrun
 logging     a call of paceline.log, against TensorBoard's writer, csv and logging
 protection  training with checks, spans and checkpoints, against the same without
 chaos/      the fault matrix: what a death, a stop, a full disk, … costs; and what it costs peers
+worktrees   old code against new code, in alternating blocks
+table       the tables of figures in README.md and docs/benchmarks.md, from published/
 harness     arguments, alternating blocks, medians, table, JSON
 ours        the Paceline side of every case
 peers/      the other side of every case, one file a peer, each in fresh processes

@@ -17,7 +17,7 @@ from benchmarks import ours
 from benchmarks.harness import Case, Side, measure, parse
 from benchmarks.models import WARM_UP
 from paceline.comm import protection
-from paceline.observe import spans
+from paceline.observe.record import spans
 
 BATCH = 16
 BLOCK = 100

@@ -11,7 +11,7 @@ import functools
 from benchmarks import ours
 from benchmarks.harness import Case, Side, measure, parse
 from benchmarks.models import WARM_UP
-from paceline.observe.spans import BLOCKS
+from paceline.observe.record.spans import BLOCKS
 
 BATCH = {"resnet18": 16, "digits": 64}
 BLOCK = 10

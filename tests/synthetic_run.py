@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
-from paceline.observe.phases import Phase
-from paceline.observe.tables import RESOURCES, ROLES, SPANS, TOTALS
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.tables import RESOURCES, ROLES, SPANS, TOTALS
 from paceline.plan import Job
 
 BEGAN = 1_794_746_394

@@ -50,15 +50,15 @@ def main() -> None:
             began, cpu = time.perf_counter(), time.thread_time()
     with paceline.run_parameters():
         score = accuracy(model)
-    client = current_session()._client  # type: ignore[attr-defined]
+    client = current_session().client  # type: ignore[attr-defined]
     ours.report(
         folder,
         paceline.rank(),
         seconds=seconds,
         idle=idle,
         accuracy=score,
-        bytes_per_push=client.bytes_sent / max(1, len(seconds)),
-        bytes_per_reply=client.bytes_received / max(1, len(seconds)),
+        bytes_per_push=client.links.bytes_sent / max(1, len(seconds)),
+        bytes_per_reply=client.links.bytes_received / max(1, len(seconds)),
     )
 
 

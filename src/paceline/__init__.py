@@ -3,6 +3,25 @@
 In a script:   model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 In a notebook: result = paceline.fit(paceline.Task(…), workers=4, mode="ssp:2")
 Afterwards:    paceline.load_run("last").spans
+
+From the top down; a package imports only from those below it:
+
+* `cli/`, `__main__.py`  the commands.
+* `api/`         everything that commands, scripts and notebooks call.
+* `control/`     the controller: starts, watches and replaces processes, writes the run directory.
+* `engines/`     starts processes.
+* `ps/`          parameter servers: order the run, apply gradients, hold replicas, write checkpoints.
+* `worker/`      the worker's side: what `prepare()` does to a script.
+* `collective/`  all-reduce among workers: groups, reducers, the ring.
+* `plan/`        Job and Plan: what the user wants, checked, and where every process goes.
+* `params/`      parameters as one flat vector, and optimizers as data.
+* `comm/`        messages, connections, shared memory, compression.
+* `observe/`     what a run records, what follows from it, and how people see it.
+* `data/`        data sets.
+* `storage/`     checkpoints.
+* `core/`        every decision of a run, without torch, sockets, clocks or threads.
+* `causes.py`    why a process ended. `exceptions.py`: the tree of errors.
+* `testing/`     for tests: fakes, injected faults, slow links, a simulated run.
 """
 
 import importlib

@@ -1,15 +1,15 @@
 """The one tree of errors.
 
 PacelineError
-├── UsageError (also ValueError)   what the user asked for makes no sense
+├── UsageError (also ValueError)   an option, argument or file of the user is invalid
 │   └── RunNotFound                no run of that name
-├── PlanError                      the job makes sense but cannot be had here
+├── PlanError                      the job is valid, but this machine cannot run it
 ├── LinkError                      a connection between roles failed
-│   ├── AuthError                  the other side does not know the run's secret
-│   └── FrameError                 what arrived is not the protocol
-├── MessageError                   this role made a message that no role would accept; the link is fine
+│   ├── AuthError                  the peer failed to prove that it knows the run's secret
+│   └── FrameError                 the bytes received do not follow the protocol
+├── MessageError                   this role made an invalid message; the link is intact
 ├── LayoutMismatch                 a worker's model is not the run's model
-├── DeadlineError                  somebody was waited for too long
+├── DeadlineError                  a role did not answer within the deadline
 ├── UpdateOverflow                 an update left NaN or Inf in a parameter
 ├── ScriptExit                     a script ended by itself with an exit code other than 0
 ├── RoleFailed                     a role ended in error; carries its name and traceback
@@ -41,7 +41,7 @@ class PacelineError(Exception):
 
 
 class UsageError(PacelineError, ValueError):
-    """What the user asked for makes no sense; the message says what would."""
+    """An option, argument or file of the user is invalid; the message says what is valid."""
 
 
 class RunNotFound(UsageError):
@@ -49,7 +49,7 @@ class RunNotFound(UsageError):
 
 
 class PlanError(PacelineError):
-    """The job makes sense but cannot be had here; the message has the numbers."""
+    """The job is valid, but this machine cannot run it; the message has the numbers."""
 
 
 class LinkError(PacelineError):
@@ -57,16 +57,16 @@ class LinkError(PacelineError):
 
 
 class AuthError(LinkError):
-    """The other side does not know the run's secret."""
+    """The peer failed to prove that it knows the run's secret."""
 
 
 class FrameError(LinkError):
-    """What arrived on a link is not the protocol."""
+    """The bytes received on a link do not follow the protocol."""
 
 
 class MessageError(PacelineError):
-    """A message that cannot be sent: too large for its kind, or not JSON. Nothing of it was sent, and sending
-    it again over another socket would not help."""
+    """A message that cannot be sent: too large for its kind, or not JSON. Nothing of it was sent; a retry
+    over another socket would fail in the same way."""
 
 
 class LayoutMismatch(PacelineError):
@@ -74,7 +74,7 @@ class LayoutMismatch(PacelineError):
 
 
 class DeadlineError(PacelineError):
-    """Somebody was waited for longer than the run's deadline."""
+    """A role did not answer within the run's deadline."""
 
 
 class UpdateOverflow(PacelineError):

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.comparison import ComparedRun, comparison_page
-from paceline.observe.report import write_html
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.comparison import ComparedRun
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.show.comparison_page import comparison_page
+from paceline.observe.show.run_report import write_html
 from tests.synthetic_run import write_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -57,7 +58,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pages = {"small": root / "small.html", "large": root / "large.html", "compared": root / "compared.html"}
     write_html(RunData(small), pages["small"])
     write_html(RunData(large), pages["large"])
-    pages["compared"].write_text(comparison_page([ComparedRun.of(RunData(path)) for path in (small, large)]))
+    compared = [[ComparedRun.of(RunData(path))] for path in (small, large)]
+    pages["compared"].write_text(comparison_page(compared))
     return pages
 
 

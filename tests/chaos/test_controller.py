@@ -64,6 +64,6 @@ def test_while_the_run_ends(tmp_path, seed):
         os.kill(it.pid, signal.SIGKILL)
         it.communicate(timeout=60)
     assert run.state() == "succeeded"
-    assert run.report_path.exists() and (directory / "summary.json").exists()
+    assert (run.path / "report.html").exists() and (directory / "summary.json").exists()
     assert not (directory / "raw").exists()
     assert not run.lock.held()

@@ -149,9 +149,9 @@ def test_adam_is_fine_in_the_others(run, mode):
 def test_hogwild_of_a_worker_that_cannot_share_memory_is_refused(run):
     """Each would train alone, and nobody would notice. (A model on a GPU is such a one.)"""
     source = """
-from paceline.worker.client import Client
-attach = Client.attach
-Client.attach = lambda self, *, in_place: attach(self, in_place=False)
+from paceline.worker.exchange.entry import Entry
+attach = Entry.attach
+Entry.attach = lambda self, adopted, *, in_place, greeting=None: attach(self, adopted, in_place=False)
 """
     ran = run(source + MODEL + "train(prepared())", workers=2, threads=1, mode="hogwild")
     assert_failed(ran, "mode hogwild lets all workers write into one memory of their host, and this worker")

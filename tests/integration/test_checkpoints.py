@@ -200,7 +200,8 @@ def test_the_final_checkpoint_waits_for_what_workers_say_last(run, uninterrupted
     os.kill(lead, signal.SIGSTOP)
     while pathlib.Path(f"/proc/{lead}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         os.sched_yield()
-    current_session()._client._lead.send(Kind.SENDS)  # changes nothing, and comes before this worker's part
+    lead = current_session().client.links.lead.connection
+    lead.send(Kind.SENDS)  # changes nothing, and comes before this worker's part
     """
     lead = 0
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from paceline.comm.compression import parse_compression
-from paceline.comm.compression.codec import Decoder, Encoder, Piece
+from paceline.comm.compression.slice_codec import Decoder, Encoder, Piece
 from paceline.exceptions import UsageError
 from paceline.params import describe
 from paceline.plan import Job, make_plan
-from paceline.worker.encoding import Encoders
+from paceline.worker.exchange.encoders import Encoders
 from tests.integration.test_checkpoints import died_at, everything
 from tests.integration.test_checkpoints import train as checkpointed
 from tests.integration.test_equivalence import assert_same_bits
@@ -55,7 +55,7 @@ for epoch in range(epochs):
         steps += 1
 parameters = float(sum(p.detach().double().sum() for p in model.parameters()))
 from paceline.worker.session import current_session
-result({"losses": losses, "parameters": parameters, "pushed": current_session()._client.bytes_sent})
+result({"losses": losses, "parameters": parameters, "pushed": current_session().client.links.bytes_sent})
 """
 )
 
@@ -256,7 +256,7 @@ result(moved)
 STRANGER = """
 import contextlib
 from paceline.exceptions import LinkError
-import paceline.worker.links as client_module
+import paceline.worker.exchange.server_links as client_module
 from paceline.comm import Connection, Kind, connect
 from paceline.worker.session import current_session
 known = {}
@@ -275,7 +275,7 @@ def attach(**body):
     link = connect(address, secret, peer="server:0")
     link.sock.settimeout(20)
     link.send(Kind.HELLO, {"role": "worker", "rank": 9, "incarnation": incarnation})
-    layout = current_session()._layout
+    layout = current_session().client.memory.layout
     link.send(Kind.ATTACH, {"fingerprint": layout.fingerprint, "incarnation": incarnation,
                             "in_place": False, "inline": True, **body})
     return link

@@ -74,7 +74,7 @@ def to_the_end(tmp_path: Path, source: str, *options: str, faults: str = "", tak
     assert [event["kind"] for event in run.read_events()].count("takeover") == takeovers
     said = [message for message in status.messages if "took over after" in message]
     assert len(said) == takeovers
-    assert said[0] in run.report_path.read_text()
+    assert said[0] in (run.path / "report.html").read_text()
     assert json.loads((directory / "summary.json").read_text())["takeovers"] == takeovers
     assert not run.lock.held()
     return Ran(status, run, None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import outcome
-from paceline.control import guarding
+from paceline.control import training_guard
 from paceline.observe import RunStatus, words
 from paceline.observe.report import diagnosis_of, known_facts
 from paceline.observe.run_data import RunData
@@ -89,7 +89,7 @@ for _, batches in until_enough(loader):
 
 
 def test_the_guard_goes_back_to_what_was_kept(run, monkeypatch):
-    monkeypatch.setattr(guarding, "_SNAPSHOT_S", 0.3)
+    monkeypatch.setattr(training_guard, "_SNAPSHOT_S", 0.3)
     versions = []
 
     def watch(status: RunStatus, lines: Any, engine: Any) -> None:

@@ -344,13 +344,13 @@ def test_a_lead_killed_at_a_vote_changes_no_answer(run, mode, when):
     """It dies when it has heard the first vote, or has sent the first verdict."""
     source = f"""
 model, optimizer, loader = prepared()
-import paceline.worker.client
+from paceline.worker.exchange.direct_exchange import DirectExchange
 
-votes, vote = itertools.count(1), paceline.worker.client.Client._ask_lead
+votes, vote = itertools.count(1), DirectExchange.ask_lead
 def ask(self, kind, body, answer):
     mine = kind is Kind.VOTE and next(votes) == 2
     if mine and {when!r} == "heard" and once("died"):
-        self._send(self._lead, kind, body)  # heard twice, too
+        self.links.send(self.links.lead, kind, body)  # heard twice, too
         kill()
     reply = vote(self, kind, body, answer)
     if mine and {when!r} == "answered" and once("died"):
@@ -359,7 +359,7 @@ def ask(self, kind, body, answer):
 def kill():
     pid = json.loads((RUN_DIR / "status.json").read_text())["servers"]["0"]["pid"]
     os.kill(pid, signal.SIGKILL)
-paceline.worker.client.Client._ask_lead = ask
+DirectExchange.ask_lead = ask
 answers = []
 for epoch in itertools.count():
     train((model, optimizer, loader), epochs=1)

@@ -94,8 +94,8 @@ for _ in range(o["epochs"]):
         optimizer.step()
         optimizer.zero_grad()
         sizes.append(len(x))
-client = getattr(current_session(), "_client", None)
-result({"sizes": sizes, "arrivals": arrivals, "over_memory": client is not None and client.local})
+client = getattr(current_session(), "client", None)
+result({"sizes": sizes, "arrivals": arrivals, "over_memory": client is not None and client.links.local})
 if client is None:
     from safetensors.torch import save_file
     save_file(model.state_dict(), RUN_DIR / "alone.safetensors")

@@ -229,8 +229,8 @@ def test_servers_keep_no_descriptors_of_dead_workers(run):
 def fate(step):
     if step != 3:
         return
-    links = current_session()._client._links
-    peers = [c.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12) for c in links]
+    links = current_session().client.links.each
+    peers = [link.connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12) for link in links]
     pids = [struct.unpack("3i", peer)[0] for peer in peers]
     counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
     with (RUN_DIR / "counts").open("a") as file:
@@ -543,7 +543,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(400, 4, generator=torch.Generator().manual_seed(1)) * 3 + 7
 loader = DataLoader(TensorDataset(x, torch.arange(400) % 2), batch_size=4)
 objects = paceline.prepare(model, optimizer, loader)
-if current_session()._client.incarnation:
+if current_session().client.links.settings.incarnation:
     result([model[0].num_batches_tracked.item(), model[0].running_mean.tolist()])
 train(objects, epochs=1, at_step=lambda step: die() if RANK == 0 and step == 20 else None)
 """
@@ -657,9 +657,9 @@ def test_a_worker_that_hangs_in_the_middle_of_a_frame_does_not_hold_up_the_run(r
     source = """
 def fate(step):
     if step == 2 and once("stopped"):
-        client = current_session()._client
+        client = current_session().client
         client.settle()
-        client._lead.sock.sendall(b"P")
+        client.links.lead.connection.sock.sendall(b"P")
         os.kill(os.getpid(), signal.SIGSTOP)
 train(prepared(samples=200), at_step=fate)
 """
@@ -741,7 +741,7 @@ def test_a_worker_that_only_pushes_nonsense_is_replaced(run, noticed_by):
     source = f"""
 nan = float("nan")
 def fate(step):
-    if RANK == 1 and current_session()._client.incarnation == 0:
+    if RANK == 1 and current_session().client.links.settings.incarnation == 0:
         for p in model.parameters():
             {change}
 

@@ -3,7 +3,7 @@
 A run writes down which samples each step of each worker used, which versions it saw, and (pushes.csv) in
 which order the pushes were applied. A sequential reference in plain torch, with nothing of Paceline in it,
 then makes the same pushes in that very order and must end at the same parameters: 1e-10 on a quadratic in
-float64, 1e-5 on a small network for digits in float32. The rules: ../shared/algorithms.md.
+float64, 1e-5 on a small network for digits in float32. The rules: docs/modes.md.
 """
 
 import contextlib
@@ -94,20 +94,20 @@ optimizer = getattr(torch.optim, o["optimizer"])(make_groups(model, o["lr"]), **
 data = TensorDataset(*data.tensors, torch.arange(o["samples"]))
 loader = DataLoader(data, batch_size=o["batch"], shuffle=o["shuffle"])
 model, optimizer, loader = paceline.prepare(model, optimizer, loader)
-client = current_session()._client
+client = current_session().client
 chance = random.SystemRandom()
 steps = []
 for _ in range(o["epochs"]):
     for x, y, ids in loader:
         model.loss(x, y).backward()
-        read, pushes = client.version, client.sequence
+        read, pushes = client.version, client.numbers.sequence
         by_sample = o["slower"] and len(ids) * (o["slower"] if RANK == 1 else 1)
         end = time.perf_counter() + o["dither"] * (by_sample or chance.random())
         while time.perf_counter() < end:
             pass  # works: a slow worker, another one each step
         optimizer.step()
         optimizer.zero_grad()
-        steps.append([ids.tolist(), read, client.version, pushes, client.sequence])
+        steps.append([ids.tolist(), read, client.version, pushes, client.numbers.sequence])
 result(steps)
 """
 )
@@ -552,6 +552,13 @@ def test_asp_with_damping_is_its_rule_in_the_order_of_the_log(run, damping, job)
     assert max(staleness_of(ran)) >= 2, "nothing was stale"
     problem = problem_of()
     assert_as_replayed(ran, problem, gradients(problem), DAMPED[damping](problem))
+
+
+def test_consgd_is_asp_with_steps_divided_by_the_number_of_workers(run):
+    ran = go(run, "asp+damping=consgd", workers=3, **SLOW)
+    assert max(staleness_of(ran)) >= 2, "nothing was stale"
+    problem = problem_of()
+    assert_as_replayed(ran, problem, gradients(problem), applied_with_sgd(problem, lambda tau: 1 / 3))
 
 
 @pytest.mark.parametrize("mode", first(1, ["asp", "ssp:2"]))

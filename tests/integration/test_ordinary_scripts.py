@@ -16,7 +16,7 @@ from paceline.api.jobs import execute
 from paceline.control import RunDirectory
 from paceline.observe.output import Screen
 from paceline.plan import Job, make_plan
-from paceline.worker.program import run_program
+from paceline.worker.program_runner import run_program
 from tests.speed import first
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

@@ -218,14 +218,14 @@ def late(self, views):
         yield position
 x, y = torch.ones(4, 20), torch.zeros(4, dtype=torch.long)
 loss_of(model(x), y).backward()
-before = current_session()._client.wait_s
+before = current_session().client.wait_s
 Connection.read_each = late
 optimizer.step()
-stepped = current_session()._client.wait_s
+stepped = current_session().client.wait_s
 model(x)
 model.state_dict()
 Connection.read_each = real
-result([stepped - before, current_session()._client.wait_s - stepped])
+result([stepped - before, current_session().client.wait_s - stepped])
 """
     ran = run(MODEL + source, workers=1, threads=1, mode="asp", overlap=True)
     assert ran.error is None
@@ -244,21 +244,23 @@ def pushes_of(ran: Any) -> list[dict[str, int]]:
 def test_a_step_goes_on_without_its_reply_and_says_what_it_was_computed_from(run):
     """Replies are held back until two steps have returned; the third needs the first one's."""
     source = """
-model, optimizer, loader = prepared(samples=40)
-client = current_session()._client
 two_steps, kept, versions = threading.Event(), [], []
-real = client._admitted
-def holding(*args):
-    kept.append(two_steps.wait(30))
-    real(*args)
-client._admitted = holding
+real = Connection.receive
+def holding(self):
+    frame = real(self)
+    if frame.kind is Kind.ADMIT:
+        kept.append(two_steps.wait(30))
+    return frame
+Connection.receive = holding
+model, optimizer, loader = prepared(samples=40)
+client = current_session().client
 for step, (x, y) in enumerate(loader):
     versions.append(client.version)
     loss_of(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
     if step == 1:
-        answered = list(client._answered)
+        answered = client.pipeline.answered
         two_steps.set()
 result([kept[0], answered, versions, client.version])
 """
@@ -266,7 +268,7 @@ result([kept[0], answered, versions, client.version])
     assert ran.error is None
     held, answered, versions, last = ran.results()[0]
     assert held, "a step waited for its reply"
-    assert answered == [0]
+    assert answered == 0
     assert versions[:2] == [0, 0]
     pushes = pushes_of(ran)
     assert [p["read_version"] for p in pushes] == versions
@@ -300,13 +302,13 @@ torch.manual_seed(3)
 model = nn.Linear(3, 1, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = paceline.prepare(model, optimizer)
-client = current_session()._client
+client = current_session().client
 x = torch.tensor([[1.0, 2.0, 3.0]])
 for step in range(6):
     model(x).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    client._wait(lambda: min(client._answered) >= client._asked)  # it is there; the next step takes it over
+    client.pipeline.await_replies()  # they are there; the next step takes them over
 """
     ran = run(MODEL + source, workers=1, threads=1, mode="asp+damping=none", prefetch=1)
     assert ran.error is None
@@ -461,7 +463,7 @@ def test_a_worker_that_hangs_is_named_by_those_who_wait_for_it(run, settings):
 def fate(step):
     if RANK == 1 and step == 3:
         (RUN_DIR / "stopped").touch()
-        current_session()._client.settle()  # not in the middle of a frame, where its link would end
+        current_session().client.settle()  # not in the middle of a frame, where its link would end
         os.kill(os.getpid(), signal.SIGSTOP)
 train(prepared(), at_step=fate)
 """

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.collective import ring_bytes
 from paceline.core.modes import parse_mode
 from paceline.observe import RunStatus
 from paceline.observe.pace import pace_of
-from paceline.worker.traffic import ring_bytes
 from tests.speed import first
 
 SOURCE = """

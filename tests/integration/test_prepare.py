@@ -1166,8 +1166,8 @@ def test_a_write_that_no_version_counter_sees_is_found_and_refused(run):
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = paceline.prepare(model, optimizer)
-        from paceline.worker import reporting
-        reporting.STATS_S = 0.0  # look after every step
+        from paceline.worker import reporter
+        reporter.STATS_S = 0.0  # look after every step
         for step in range(3):
             model(torch.ones(1, 4)).sum().backward()
             optimizer.step()
@@ -1187,8 +1187,8 @@ def test_a_write_through_data_is_legal_with_assign(run):
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = paceline.prepare(model, optimizer)
-        from paceline.worker import reporting
-        reporting.STATS_S = 0.0
+        from paceline.worker import reporter
+        reporter.STATS_S = 0.0
         for step in range(3):
             model(torch.ones(1, 4)).sum().backward()
             optimizer.step()

@@ -109,8 +109,8 @@ for epoch in range(o["epochs"]):
         read.append([epoch, ids.tolist()])
         steps += 1
     scheduler.step()
-client = current_session()._client
-result({"read": read, "losses": losses, "version": client.version, "over_memory": client.local,
+client = current_session().client
+result({"read": read, "losses": losses, "version": client.version, "over_memory": client.links.local,
         "lr": optimizer.param_groups[0]["lr"], "state": len(optimizer.state_dict()["state"])})
 """
 )

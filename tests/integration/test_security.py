@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.control import controller as module
+from paceline.control import beginning as module
 
 SECRET = bytes(range(200, 232))
 SOURCE = """

@@ -593,7 +593,7 @@ def test_a_worker_killed_right_after_a_switch_is_replaced_in_the_new_mode(run, a
     source = """
 objects = prepared()
 session = current_session()
-if session._client.incarnation:
+if session.client.links.settings.incarnation:
     (RUN_DIR / "joined in").write_text(str(session.mode))
 
 def after_step():
@@ -753,8 +753,8 @@ def test_a_resume_between_two_turns_of_a_schedule_goes_on_with_the_second(run):
 
 LOGS = """
 import math
-import paceline.worker.reporting
-paceline.worker.reporting.LOG_S = -1.0  # every loss is heard of
+import paceline.worker.reporter
+paceline.worker.reporter.LOG_S = -1.0  # every loss is heard of
 heard = itertools.count()
 
 def after_step():

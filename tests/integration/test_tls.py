@@ -12,7 +12,7 @@ import torch
 
 from paceline.comm import Address, Kind, Secret, connect
 from paceline.comm.certificates import Authority, Certificates, make_directory
-from paceline.control import controller as module
+from paceline.control import beginning as module
 from paceline.exceptions import LinkError
 from tests.certificates import certificate
 

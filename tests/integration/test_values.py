@@ -136,7 +136,7 @@ def test_values_agree_with_the_scripts_account_over_a_kill_a_switch_and_a_resume
         assert mine["step"].is_monotonic_increasing
 
 
-@pytest.mark.slow  # a version was not the step in 2 of 8 runs: not understood yet
+@pytest.mark.slow
 def test_what_was_logged_before_an_error_is_kept_and_steps_made_again_are_told_apart(run):
     one = run(source(fail=True), workers=2, threads=1, mode="bsp", checkpoint_every=5, max_restarts=0)
     assert "on purpose" in one.error

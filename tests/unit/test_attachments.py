@@ -44,6 +44,11 @@ class Leading(LeadServer):
         self._linkless = {}
         self.left: list[int] = []
 
+    def look(self) -> None:
+        """What its loop does."""
+        for peer in self.parts.attachments.lost():
+            self._worker_lost(peer)
+
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self.left.append(peer.worker)
 
@@ -90,14 +95,13 @@ def test_a_link_that_breaks_after_a_promotion_is_seen_by_the_new_leader() -> Non
         mine.peer = "worker:1"
         body = {"incarnation": 0, "fingerprint": layout.fingerprint, "inline": True, "keeps": True}
         frame: Any = SimpleNamespace(kind=Kind.ATTACH, body=body, descriptors=[])
-        peer = follower._attach(mine, frame)
+        peer = follower.parts.attachments.attach(mine, frame, leave=lambda older: None)
         peer.pid = ended_process()
         leader = Leading(follower.parts)
         theirs.close()
         leader.parts.hub.waiting.get(timeout=30)()
-        for lost in leader._attachments.lost():
-            leader._worker_lost(lost)
+        leader.look()
         assert leader.left == [1]
-        leader._attachments.detach(peer, finished=False)
-        assert not leader._executor.peers
-        leader._executor.present_shard.close()
+        leader.parts.attachments.detach(peer, finished=False)
+        assert not leader.parts.executor.peers
+        leader.parts.executor.present_shard.close()

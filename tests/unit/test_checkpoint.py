@@ -108,7 +108,7 @@ def test_parts_are_safetensors(tmp_path: Path, case: str, monkeypatch: pytest.Mo
         assert torch.equal(loaded[name].reshape(-1).view(torch.uint8), expected)
 
 
-@pytest.mark.parametrize("name", checkpoint._DTYPES)
+@pytest.mark.parametrize("name", checkpoint.DTYPES)
 def test_every_dtype_it_names_is_one_safetensors_reads(tmp_path: Path, name: str) -> None:
     dtype = getattr(torch, name.removeprefix("torch."))
     tensor = torch.tensor([[0, 1, 1]]).to(dtype)

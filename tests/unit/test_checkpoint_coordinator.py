@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paceline.comm.messages import SaveEnded
 from paceline.core.sequencer import Sequencer
 from paceline.core.steps import CheckpointStep, Step, Steps
 from paceline.exceptions import CheckpointError
@@ -30,7 +31,7 @@ class Run:
             mode=mode,
             placement=SimpleNamespace(servers={0}),
         )
-        config: Any = SimpleNamespace(run_dir=str(directory), keep_checkpoints=3, checkpoint_every=0)
+        config: Any = SimpleNamespace(run_dir=str(directory), keep_checkpoints=3, checkpoint_every=2)
         self.answers: list[Any] = []
         self.results: queue.SimpleQueue[Path | CheckpointError] = queue.SimpleQueue()
         self.checkpoints = CheckpointCoordinator(
@@ -44,12 +45,11 @@ class Run:
             report=self.report,
             post_saved=self.results.put,
         )
-        (self.first,) = self.checkpoints.want_now(all_ended=False)
-        self.checkpoints._asked = False
+        (self.first,) = self.checkpoints.cut_if_due()
 
-    def report(self, body: dict[str, Any]) -> None:
-        if body["asked"]:
-            self.answers.append(Path(body["checkpoint"]).name)
+    def report(self, ended: SaveEnded) -> None:
+        if ended.asked:
+            self.answers.append(Path(str(ended.checkpoint)).name)
 
     def commit(self, step: Step) -> Steps:
         """The server writes its part of a checkpoint, and the workers' parts are there, or not needed."""
@@ -58,7 +58,7 @@ class Run:
         body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
         self.checkpoints.part_written({**body, "directory": step.directory})
         for worker in (0, 1):
-            self.checkpoints.worker_left(worker)
+            self.checkpoints.worker_left(worker, finished=True)
         steps = self.checkpoints.saved(self.results.get(timeout=30))
         return steps
 
@@ -73,7 +73,7 @@ def test_a_periodic_checkpoint_is_not_the_final_one_while_a_worker_can_still_be_
     assert run.checkpoints.want_now(all_ended=True) == []
     assert run.commit(run.first) == [] and run.answers == []
     run.executor.peers.clear()  # their links have ended
-    (final,) = run.checkpoints.worker_left(0)
+    (final,) = run.checkpoints.worker_left(0, finished=True)
     assert final == CheckpointStep(2, final.directory)
     assert run.commit(final) == []
     assert run.answers == ["version-000000000002"]
@@ -133,3 +133,28 @@ def test_a_server_that_dies_before_its_part_is_there_ends_the_checkpoint_once(tm
     for _ in range(2):
         saver.part_written(CheckpointError("server:1 is gone"))
     assert [str(result) for result in results] == ["server:1 is gone"]
+
+
+def test_a_checkpoint_never_mixes_new_parameters_with_an_old_part_of_a_lost_worker(tmp_path: Path) -> None:
+    results: list[Path | CheckpointError] = []
+    saver = Saver(tmp_path, 3, parts=1, workers={0, 1}, keep=2, post=results.append)
+    saver.attach_states(lambda: {"worker-1.safetensors": {"steps": torch.tensor(1)}})  # of version 1
+    saver.worker_saved(0)
+    saver.worker_lost(1)
+    saver.part_written(write_part(tmp_path, "server-0.safetensors", {"a": torch.zeros(2)}))
+    saver.join()
+    assert [str(result) for result in results] == [
+        "worker:1 ended before it sent its part of checkpoint 3; the checkpoint before it is kept"
+    ]
+    assert not [*tmp_path.glob("version-*")]
+
+
+def test_a_worker_that_is_lost_after_it_sent_its_part_costs_no_checkpoint(tmp_path: Path) -> None:
+    results: list[Path | CheckpointError] = []
+    saver = Saver(tmp_path, 3, parts=1, workers={0}, keep=2, post=results.append)
+    saver.attach_states(dict)
+    saver.worker_saved(0)
+    saver.worker_lost(0)
+    saver.part_written(write_part(saver.directory, "server-0.safetensors", {"a": torch.zeros(2)}))
+    saver.join()
+    assert isinstance(results[0], Path)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import paceline
 from paceline import api
-from paceline.cli import logs
+from paceline.api import logs
 from paceline.cli.app import app
 from paceline.control.rundir import RunDirectory, find_run
 from paceline.exceptions import CheckpointError, RoleFailed
@@ -38,7 +38,7 @@ Invoke = Callable[..., Result]
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 8)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 8)
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "digits.py"):
         (tmp_path / name).touch()
@@ -195,7 +195,7 @@ def test_run_refuses(invoke: Invoke, started: list[Job], typed: str, said: str) 
 def test_warnings_of_the_plan_are_notes(
     invoke: Invoke, started: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 2)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 2)
     assert "note: servers=3 share 2 cores" in invoke("run", "-s", "3", "train.py").err
 
 
@@ -330,7 +330,7 @@ FACTS = ModelFacts(
     ],
 )
 def test_plan(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, typed: str, parts: list[str]) -> None:
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 2)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 2)
     plans: list[Plan] = []
 
     def inspect_script(plan: Plan) -> ModelFacts:
@@ -441,7 +441,7 @@ def test_runs_in_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyPat
 def test_runs_shows_the_newest(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         make_run()
-    monkeypatch.setattr("paceline.cli.runs.SHOWN", 2)
+    monkeypatch.setattr("paceline.cli.runs_command.SHOWN", 2)
     assert "… and 1 older: paceline runs --all" in invoke("runs").out
     assert "older" not in invoke("runs", "--all").out
 
@@ -560,7 +560,7 @@ def test_resume_refuses(invoke: Invoke, tmp_path: Path) -> None:
     assert f"paceline.fit(…, resume='{fitted.id}')" in invoke("resume", fitted.id).err
     run = make_run()
     record = run.record() | {"directory": str(tmp_path / "gone")}
-    run._write_record(record)
+    (run.path / "run.json").write_text(json.dumps(record))
     assert "cannot be entered now: No such file" in invoke("resume", run.id).err
 
 

@@ -13,7 +13,7 @@ from paceline.core.events import Answers, Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import UsageError
-from paceline.worker.collectives import MOST_BYTES, from_text, mean_of, to_text
+from paceline.worker.gathered_values import MOST_BYTES, from_text, mean_of, to_text
 from tests.deciding import JsonDecider, copied, replay
 
 # --- the state machine ------------------------------------------------------------------------------

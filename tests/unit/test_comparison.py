@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.cli.compare import compare as compare_command
-from paceline.cli.report import report as report_command
+from paceline.cli.compare_command import compare as compare_command
+from paceline.cli.report_command import report as report_command
 from paceline.exceptions import RunNotFound, UsageError
-from paceline.observe.comparison import (
+from paceline.observe.analyse.comparison import (
     ComparedRun,
     Row,
     column_names,
     columns_of,
     compare,
-    comparison_page,
     short_names,
 )
-from paceline.observe.repetitions import arguments_of, repetitions, seed_of
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.repetitions import arguments_of, repetitions, seed_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.show.comparison_page import comparison_page
 from tests.synthetic_run import write_run
 
 
@@ -64,11 +64,13 @@ def test_memory_is_the_peak_and_not_that_of_a_short_run(two: tuple[Path, Path], 
         columns = {key: np.repeat(values[:1], 8) for key, values in each.run.columns("resources").items()}
         columns |= {"role": np.array([1, 2] * 4, "u1"), "rank": np.zeros(8, "<i2")}
         columns |= {"time": np.repeat(times, 2).astype("<i8"), "memory": np.repeat(sizes, 2).astype("<i8")}
-        each.run._columns["resources"] = columns
+        resources = each.run.columns("resources")
+        assert isinstance(resources, dict)
+        resources.update(columns)
     row = rows_of(runs)[name]
     assert row.cells == ("1.8 kB", "1 kB") and row.best == {1}
-    for column, values in columns.items():
-        columns[column] = values[:4]  # two seconds
+    for column, values in resources.items():
+        resources[column] = values[:4]  # two seconds
     row = rows_of(runs)[name]
     assert row.cells == ("1.8 kB", "–") and not row.best
 

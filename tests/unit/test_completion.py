@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import options
+from paceline.cli import parameters
 from paceline.cli.app import app
 from paceline.control.rundir import RunDirectory
 from paceline.plan import Job
 
 MAIN = (
     "import atexit, sys\n"
-    "atexit.register(lambda: print([m for m in ('torch', 'pandas', 'paceline.api') if m in sys.modules]))\n"
+    "heavy = ('torch', 'pandas', 'paceline.api.jobs')\n"
+    "atexit.register(lambda: print([m for m in heavy if m in sys.modules]))\n"
     "from paceline.cli import main; main()"
 )
 
@@ -45,7 +46,7 @@ def test_what_is_offered(run: RunDirectory) -> None:
     assert {"run", "runs", "rm", "resume", "report"} <= set(completed("r"))
     assert completed("run", "--max-u") == ["--max-updates"]
     assert completed("stop", run.id[:6]) == [run.id]
-    assert options.complete_run("las") == ["last"]
+    assert parameters.complete_run("las") == ["last"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

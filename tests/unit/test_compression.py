@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm.compression import bits, parse_compression
-from paceline.comm.compression.codec import Decoder, Encoder, Piece
+from paceline.comm.compression.slice_codec import Decoder, Encoder, Piece
 from paceline.comm.compression.sparse import largest
 from paceline.exceptions import CheckpointError, FrameError
 

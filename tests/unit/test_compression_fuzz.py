@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.comm.compression import parse_compression
-from paceline.comm.compression.codec import Decoder, Encoder, Piece
+from paceline.comm.compression.slice_codec import Decoder, Encoder, Piece
 from paceline.exceptions import FrameError
 from tests.speed import first
 

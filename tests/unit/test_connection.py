@@ -88,11 +88,10 @@ def test_a_streamed_payload_arrives_as_it_gets_ready() -> None:
         sender.start()
         assert b.receive().body == {"version": 3}
         rooms = bytearray(5), bytearray(6)
-        b._fill(memoryview(rooms[0]))
-        assert rooms[0] == b"first"
+        reading = b.read_each([*map(memoryview, rooms)])
+        assert next(reading) == 0 and rooms[0] == b"first"
         step.set()
-        b._fill(memoryview(rooms[1]))
-        assert rooms[1] == b"second"
+        assert [*reading] == [1] and rooms[1] == b"second"
         sender.join(5)
         assert not sender.is_alive()
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from paceline.worker import phases
-from paceline.worker.copying import copy_plainly
+from paceline.worker import phase_hooks
+from paceline.worker.plain_copies import copy_plainly
 
 
 class Net(nn.Linear):
@@ -42,7 +42,7 @@ def as_before() -> Any:
 def hooked(kind: type[nn.Module]) -> nn.Module:
     def ours(*_: Any) -> None: ...
 
-    ours.__module__ = phases.__name__
+    ours.__module__ = phase_hooks.__name__
     model = kind(2, 2)
     model.register_forward_pre_hook(ours, with_kwargs=True)
     model.register_forward_pre_hook(users)

@@ -92,7 +92,7 @@ def test_a_quorum_is_shortened_as_one_update(clipped: bool) -> None:
     assert all((1 - w).abs().max() < 0.1 for w in found.values())
 
 
-@pytest.mark.parametrize("damping", ["momentum", "dynsgd", "staleness"])
+@pytest.mark.parametrize("damping", ["momentum", "dynsgd", "staleness", "consgd"])
 @pytest.mark.parametrize("clipped", [False, True])
 def test_other_optimizers_get_a_lower_rate(damping: str, clipped: bool) -> None:
     shard, w = shard_of(lambda p: torch.optim.Adam(p, lr=0.1), damping)
@@ -103,8 +103,8 @@ def test_other_optimizers_get_a_lower_rate(damping: str, clipped: bool) -> None:
 # In a run
 
 
-def trained(mode: str, workers: int = 12) -> tuple[float, float]:
-    """The loss before and after ten epochs of SGD with a momentum of 0.9."""
+def trained(mode: str, workers: int = 12, momentum: float = 0.9) -> tuple[float, float]:
+    """The loss before and after ten epochs of SGD with momentum."""
     inputs = torch.randn(480, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     targets = inputs @ torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]
 
@@ -114,7 +114,7 @@ def trained(mode: str, workers: int = 12) -> tuple[float, float]:
     run = SimulatedRun(
         mode=mode,
         model=lambda: nn.Linear(6, 1, bias=False).double(),
-        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.03, momentum=0.9),
+        optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.03, momentum=momentum),
         backward=lambda net, at: loss(net, at).backward(),
         samples=480,
         batch_size=4,
@@ -131,3 +131,9 @@ def test_twelve_workers_learn_where_the_plain_rule_loses_the_run(mode: str) -> N
     before, after = trained(mode)
     assert after < 0.01 * before
     assert not trained(f"{mode}+damping=none")[1] < before
+
+
+def test_consgd_learns_at_a_rate_that_the_plain_rule_does_not_stand() -> None:
+    before, after = trained("asp+damping=consgd", momentum=0.5)
+    assert after < 0.1 * before
+    assert trained("asp+damping=none", momentum=0.5)[1] > 10 * after

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.modes import parse_mode
-from paceline.observe.diagnosis import LOSSES, Diagnosis, diagnose
-from paceline.observe.facts import Facts, LinkFacts, ServerFacts, Times, WorkerFacts, facts_of
-from paceline.observe.phases import PHASES, Phase
-from paceline.observe.report import diagnosis_of
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.diagnosis import LOSSES, Diagnosis, diagnose
+from paceline.observe.analyse.facts import Facts, LinkFacts, ServerFacts, Times, WorkerFacts, facts_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.analyse.summary import diagnosis_of
+from paceline.observe.record.phase import PHASES, Phase
 from tests.synthetic_run import write_run
 
 

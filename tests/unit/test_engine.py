@@ -28,7 +28,7 @@ def spec_of(rank: int, log: str = os.devnull) -> RoleSpec:
 def engine_and_far_end():
     """An engine whose fork server is this test: it reads and says what the test wants."""
     near, far = socket.socketpair()
-    engine = LocalEngine.taken_over(Handover(SUCCESSION, near, (), 0.0))
+    engine = LocalEngine(handover=Handover(SUCCESSION, near, (), 0.0))
     yield engine, far
     far.close()
     engine.close()
@@ -121,12 +121,12 @@ def test_a_role_that_cannot_be_forked_counts_as_ended_and_its_log_says_why(tmp_p
     near, far = socket.socketpair()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGINT)}
     server = ForkServer(far)
-    engine = LocalEngine.taken_over(Handover(SUCCESSION, near, (), 0.0))
+    engine = LocalEngine(handover=Handover(SUCCESSION, near, (), 0.0))
     try:
         monkeypatch.setattr(os, "fork", refuse)
         for rank in range(2):
             engine.start(spec_of(rank, str(tmp_path / f"worker-{rank}.log")))
-        assert server._receive()
+        assert server.receive()
         ended = engine.exits()
         assert [(each.rank, each.code, each.signal) for each in ended] == [(0, 71, None), (1, 71, None)]
         assert not engine.pids()
@@ -135,7 +135,5 @@ def test_a_role_that_cannot_be_forked_counts_as_ended_and_its_log_says_why(tmp_p
         signal.set_wakeup_fd(-1)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        os.close(server._wakened)
-        os.close(server._waker)
-        far.close()
+        server.release()
         engine.close()

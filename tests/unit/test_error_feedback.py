@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.comm.compression import parse_compression
-from paceline.comm.compression.codec import Decoder, Piece
+from paceline.comm.compression.slice_codec import Decoder, Piece
 from paceline.core.events import Push
 from paceline.core.fates import Fates
 from paceline.core.modes import PushId
 from paceline.params import Layout, describe, flat_view, tensor_views
-from paceline.worker.encoding import Encoders
+from paceline.worker.exchange.encoders import Encoders
 from tests.unit.test_compression import FEEDBACK
 from tests.unit.test_lead import Worker, lead_of
 

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.comm.faults import FAULTS, KINDS, Fault, Faults
+from paceline.comm.faults import FAULTS
 from paceline.exceptions import UsageError
 from paceline.testing import faulty, random_faults
+from paceline.testing.injected_faults import KINDS, Fault
+from paceline.testing.injected_faults import InjectedFaults as Faults
 
 
 def test_text_and_faults_are_the_same():

@@ -75,7 +75,7 @@ def signed(random_: random.Random, key: bytes) -> bytes:
     sequence = random_.choice([0, 0, 0, 1, 2**64 - 1])
     payload = random_.choice([0, 0, 1, 2**40, 2**44 + 1])
     raw = struct.pack("<2sBBIQQ", b"PL", kind, 0, len(body), sequence, payload)
-    return raw + frames._tag(key, raw, body) + body
+    return raw + frames.tag_of(key, raw, body) + body
 
 
 def parse(data: bytes, key: bytes) -> None:
@@ -149,7 +149,7 @@ def test_a_hub_goes_on_serving_through_damaged_frames_and_strangers() -> None:
         for i in range(SERVED):
             link = "tcp" if i % 4 == 0 else "auto"
             bad = connect(hub.listener.address, SECRET, peer="server:0", link=link)
-            key = bad._keys.send
+            key = bad.socket_state.keys.send
             bad.sock.settimeout(5)
             if i % 3:  # after a good hello; else in its place
                 bad.send(Kind.HELLO, {"role": "worker", "rank": 2 + i})

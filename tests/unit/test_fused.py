@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from paceline.params import Layout, OptimizerSpec, StateBook, TensorInfo, fused, tensor_views, use_fused
 from paceline.ps.bare_step import bare_step
 from paceline.ps.shard import Contribution, Gradients, Shard
-from paceline.worker.optimizer import make_exchanging
-from paceline.worker.sides import Incomplete
-from paceline.worker.stepping import local_step_of
+from paceline.worker.optimizer_side import Incomplete
+from paceline.worker.script_optimizer import make_exchanging
+from paceline.worker.steppers import local_step_of
 
 SHAPES = ((5, 7), (33,), (), (64, 20))
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
@@ -239,9 +239,9 @@ def test_the_kernels_stay_after_a_state_of_another_optimizer_is_loaded():
 
 @pytest.fixture
 def tried_anew():
-    fused._works.cache_clear()
+    fused.kernel_works.cache_clear()
     yield
-    fused._works.cache_clear()
+    fused.kernel_works.cache_clear()
 
 
 def stepped(dtype: torch.dtype) -> Tensor:
@@ -272,15 +272,15 @@ def test_a_fused_kernel_that_does_not_work_is_not_used(how, monkeypatch, caplog,
     assert not caplog.records or all(
         "SGD for torch.bfloat16 on cpu" in each.message for each in caplog.records
     )
-    assert not fused._works(torch.optim.SGD, torch.bfloat16, "cpu")
-    assert fused._works(torch.optim.SGD, torch.float32, "cpu")
+    assert not fused.kernel_works(torch.optim.SGD, torch.bfloat16, "cpu")
+    assert fused.kernel_works(torch.optim.SGD, torch.float32, "cpu")
     assert torch.equal(stepped(torch.float32), torch.full((5,), 0.5))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
 def test_the_kernels_of_this_torch_work(kind, dtype, caplog, tried_anew):
-    assert fused._works(kind, dtype, "cpu") and not caplog.records
+    assert fused.kernel_works(kind, dtype, "cpu") and not caplog.records
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])

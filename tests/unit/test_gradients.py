@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.exceptions import UsageError
-from paceline.worker.gradients import GradientMemory
+from paceline.worker.steppers.gradient_memory import GradientMemory
 
 
 @pytest.fixture(params=["one by one", "at once", "at once, watched"])

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.collective import ENDS, Group, GroupLinks, part_of, weighted_mean
 from paceline.comm import Region
 from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.params import Layout, TensorInfo, flat_view
-from paceline.worker.group import ENDS, Group, GroupLinks, part_of, weighted_mean
 
 # --- parts of a row ---------------------------------------------------------------------------------
 

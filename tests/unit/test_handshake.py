@@ -49,7 +49,8 @@ def meet(carrier: str, mine: bytes, theirs: bytes) -> tuple[Any, Any]:
 def test_both_sides_get_the_same_two_keys(carrier: str) -> None:
     keys, accepted = meet(carrier, SECRET, SECRET)
     assert isinstance(keys, handshake.Keys) and isinstance(accepted, Connection)
-    assert (keys.send, keys.receive) == (accepted._keys.receive, accepted._keys.send)
+    accepted_keys = accepted.socket_state.keys
+    assert (keys.send, keys.receive) == (accepted_keys.receive, accepted_keys.send)
     assert keys.send != keys.receive
     again, _ = meet(carrier, SECRET, SECRET)
     assert {again.send, again.receive}.isdisjoint({keys.send, keys.receive})

@@ -123,7 +123,7 @@ def test_a_released_connection_is_somebody_elses_to_read() -> None:
         a.send(Kind.TAKE, {"from": "a"})
         b.send(Kind.TAKE, {"from": "b"})
         hub.poll(5)
-        unread = [c for c in (hub_a, hub_b) if c._received == 0]
+        unread = [c for c in (hub_a, hub_b) if c.received == 0]
         assert len(unread) == 1
         assert unread[0].receive().kind is Kind.TAKE
         hub.poll(0)
@@ -176,7 +176,7 @@ def test_a_newcomer_that_left_before_it_was_accepted_does_not_block_the_hub() ->
     hub = Hub(Echo(), Listener(), SECRET, patience_s=5)
     for sock in hub.listener.sockets:
         assert sock.gettimeout() == 0
-        hub._accept(sock)  # announced, but gone
+        hub.accept(sock)  # announced, but gone
     hub.close()
 
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,8 @@ LAYERS = (
     ("advise",),
     ("control",),
     ("engines",),
-    ("ps", "worker", "collective"),
+    ("ps", "worker"),
+    ("collective",),
     ("plan",),
     ("params", "comm"),
     ("observe",),
@@ -37,10 +38,26 @@ LAYERS = (
     ("exceptions",),
 )
 RANK: dict[str, float] = {name: -row for row, names in enumerate(LAYERS) for name in names}
+# Within a package that has packages of its own, from the top down as well.
+INNER = {"observe": ("show", "analyse", "record")}
 # `import paceline` shows the interface, so only what stands above the interface may use it.
 RANK["paceline"] = RANK["api"] + 0.5
 # Testing helpers are shipped to users: they may use everything, and nothing of ours uses them.
 TESTING = "testing"
+
+# The commands parse, call the api, and print: what lies below it is not theirs.
+BEHIND_API = {
+    "control",
+    "engines",
+    "ps",
+    "worker",
+    "collective",
+    "comm",
+    "params",
+    "data",
+    "storage",
+    "cluster",
+}
 
 # Events in, instructions out. Of our own they use the errors, and what is beside them and pure.
 PURE = ("core/", "plan/capacity.py")
@@ -60,9 +77,7 @@ CORE = {
     "safetensors": "safetensors",
     "pyarrow": "pyarrow",
     "pandas": "pandas",
-    "matplotlib": "matplotlib",
     "scikit-learn": "sklearn",
-    "fsspec": "fsspec",
 }
 
 UNPICKLERS = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
@@ -123,10 +138,15 @@ def faults_of(path: str, text: str) -> list[str]:
             second = (*found.target.split("."), "")[1]
             used = second if second in RANK or second == TESTING else "paceline"
             beside = "/".join(found.target.split(".")[1:])
+            if used == own and (said := against_inner_order(parts, beside)):
+                faults.append(f"{where}, but {said}")
+                continue
             if own == TESTING or (used == own and (not pure or f"{beside}/".startswith(PURE))):
                 continue
             if used == TESTING:
                 faults.append(f"{where}, but nothing of ours may depend on testing")
+            elif own == "cli" and used in BEHIND_API:
+                faults.append(f"{where}, but commands reach '{used}' through paceline.api only")
             elif pure and used not in ("exceptions", "causes"):
                 faults.append(f"{where}, but {path} is pure: of ours only exceptions and causes")
             elif RANK[used] >= RANK[own]:
@@ -150,6 +170,19 @@ def faults_of(path: str, text: str) -> list[str]:
             if (used := aliases.get(first, first) + dot + rest) in UNSAFE_CALLS:
                 faults.append(f"{path}:{node.lineno}: {used} runs what it reads")
     return faults
+
+
+def against_inner_order(parts: Sequence[str], beside: str) -> str | None:
+    """Why a file at `parts` must not import `beside`, of the same package; None if it may."""
+    order = INNER.get(parts[0], ())
+    if len(parts) < 3 or parts[1] not in order:  # the package itself shows what the inner ones have
+        return None
+    inner = (*beside.split("/"), "")[1]
+    if inner not in order:
+        return f"'{parts[0]}' shows what is in '{parts[1]}': import from the package that has it"
+    if order.index(inner) < order.index(parts[1]):
+        return f"'{inner}' is above '{parts[1]}' in INNER"
+    return None
 
 
 def test_source_keeps_the_rules() -> None:
@@ -199,10 +232,13 @@ def test_core_dependencies_are_the_agreed_ones() -> None:
         ("core/modes/machine.py", "from dataclasses import dataclass\nfrom ...exceptions import E"),
         ("core/modes/machine.py", "from . import spec\nfrom paceline.core.modes.spec import ModeSpec"),
         ("data/cache.py", "from . import digits\nimport time"),
-        ("testing/faults.py", "import paceline.cli.run\nfrom paceline import fit"),
-        ("cli/run.py", "import paceline\nfrom paceline.api import fit"),
+        ("testing/faults.py", "import paceline.cli.run_command\nfrom paceline import fit"),
+        ("cli/run_command.py", "import paceline\nfrom paceline.api import fit"),
         ("__init__.py", "from paceline.api import fit\nfrom .exceptions import PacelineError"),
         ("__main__.py", "from paceline.cli import main"),
+        ("observe/__init__.py", "from paceline.observe.show.progress import Progress"),
+        ("observe/show/page.py", "from paceline.observe.analyse import facts\nfrom . import markup"),
+        ("observe/show/page.py", "from paceline.observe.record.status import RunStatus"),
         ("storage/job.py", "import yaml\nyaml.safe_load('')"),
     ],
 )
@@ -220,8 +256,13 @@ def test_allowed(path: str, text: str) -> None:
         ("ps/server.py", "from paceline import fit", "'paceline' is not below 'ps'"),
         ("ps/server.py", "def late():\n    import paceline.cli", "not below 'ps'"),
         ("ps/server.py", "if TYPE_CHECKING:\n    from paceline.engines import E", "not below 'ps'"),
-        ("observe/spans.py", "from paceline.comm import Frame", "not below 'observe'"),
-        ("cli/run.py", "from paceline.testing import Faults", "depend on testing"),
+        ("cli/run_command.py", "from paceline.testing import Faults", "depend on testing"),
+        ("observe/record/spans.py", "from paceline.comm import Frame", "not below 'observe'"),
+        ("observe/record/spans.py", "from paceline.observe.show import plots", "'show' is above 'record'"),
+        ("observe/record/spans.py", "from ..analyse.facts import Facts", "'analyse' is above 'record'"),
+        ("observe/analyse/facts.py", "from paceline.observe.show.page import x", "above 'analyse'"),
+        ("observe/analyse/facts.py", "from paceline.observe import RunStatus", "import from the package"),
+        ("cli/run_command.py", "from paceline.control.rundir import find_run", "through paceline.api only"),
         ("brand/new.py", "import os", "has no row in LAYERS"),
         ("core/modes/machine.py", "import time", "is pure"),
         ("core/modes/machine.py", "def f():\n    from torch import Tensor", "is pure"),

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 8)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 8)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
     for name in ("train.py", "jobs/train.py"):
@@ -147,7 +147,7 @@ def test_a_file_that_is_not_there(started: list[Job]) -> None:
 
 def test_plan_takes_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("paceline.cli.plan._show", lambda *_: None)
+    monkeypatch.setattr("paceline.cli.plan_command.show_plan", lambda *_: None)
     monkeypatch.setattr(api, "inspect_script", lambda plan: seen.append(plan.job))
     Path("job.yaml").write_text("script: train.py\nworkers: 3")
     assert CliRunner().invoke(app, ["plan", "job.yaml"]).exit_code == 0

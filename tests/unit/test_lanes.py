@@ -11,7 +11,7 @@ from torch import nn
 from paceline.params import OptimizerSpec, describe
 from paceline.ps.lanes import Lanes
 from paceline.ps.shard import Contribution, Gradients, Shard
-from paceline.worker.openmp import make_rest, no_rest
+from paceline.worker.exchange.openmp import make_rest, no_rest
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

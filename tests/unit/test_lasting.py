@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener
+from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, connect
 from paceline.comm.lasting import LastingLink
 from paceline.exceptions import LinkError, MessageError
 from tests.links import PATIENCE_S, SECRET
@@ -52,6 +52,13 @@ class Controller:
     def hears(self) -> tuple[Kind, dict]:
         return self.heard.get(timeout=PATIENCE_S)
 
+    @property
+    def serving(self) -> bool:
+        return self._thread.is_alive()
+
+    def tell_first(self, kind: Kind) -> None:
+        self._links[0].send(kind)
+
     def killed(self) -> None:
         self._hub.post(lambda: setattr(self, "_going", False))
         self._thread.join(PATIENCE_S)
@@ -71,7 +78,7 @@ def controllers():
 
     yield make
     for each in made:
-        if each._thread.is_alive():
+        if each.serving:
             each.killed()
         each.sock.close()
 
@@ -90,10 +97,10 @@ def test_the_next_controller_hears_who_this_is_and_what_may_be_said_only_once(co
     assert first.hears() == (Kind.STATS, {"clock": 1})
     first.killed()
     link.send(Kind.STATS, {"clock": 2})
-    link.send(Kind.STATS, {"note": "the disk is full"})
+    link.send(Kind.NOTE, {"text": "the disk is full"})
     second = controllers()
     assert second.hears() == (Kind.HELLO, HELLO)
-    assert second.hears() == (Kind.STATS, {"note": "the disk is full"})
+    assert second.hears() == (Kind.NOTE, {"text": "the disk is full"})
     link.send(Kind.STATS, {"clock": 3})
     assert second.hears() == (Kind.STATS, {"clock": 3})
     link.close()
@@ -114,7 +121,7 @@ def test_last_words_that_a_controller_took_with_it_are_said_to_the_next(controll
     link.close()
 
 
-@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.STATS])
+@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.NOTE])
 def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_reconnect(controllers, kind):
     controller = controllers()
     link = linked(controller)
@@ -131,6 +138,31 @@ def test_a_message_that_is_too_large_is_the_senders_error_and_no_reason_to_recon
     link.close()
 
 
+def test_a_link_that_is_closed_between_two_controllers_is_not_opened_again(controllers, monkeypatch):
+    controller = controllers()
+    link = linked(controller)
+    connected, closed = threading.Event(), threading.Event()
+
+    def dial_and_wait(*args, **options):
+        fresh = connect(*args, **options)
+        connected.set()
+        assert closed.wait(PATIENCE_S)
+        return fresh
+
+    monkeypatch.setattr("paceline.comm.lasting.connect", dial_and_wait)
+    controller.killed()
+    link.send(Kind.STATS, {"clock": 1})
+    (looking,) = (each for each in threading.enumerate() if each.name == "to the next controller")
+    second = controllers()
+    assert connected.wait(PATIENCE_S)
+    link.close()
+    closed.set()
+    looking.join(PATIENCE_S)
+    assert not looking.is_alive()
+    assert link.sock.fileno() == -1
+    assert second.hears() == (Kind.HELLO, HELLO)
+
+
 def test_who_waits_for_a_controller_gets_the_first_frame_of_the_next(controllers):
     first = controllers()
     link = linked(first)
@@ -140,7 +172,7 @@ def test_who_waits_for_a_controller_gets_the_first_frame_of_the_next(controllers
     first.killed()
     second = controllers()
     assert second.hears() == (Kind.HELLO, HELLO)
-    second._links[0].send(Kind.START)
+    second.tell_first(Kind.START)
     waiting.join(PATIENCE_S)
     assert got == [Kind.START]
     link.close()
@@ -154,7 +186,7 @@ def test_without_patience_it_ends_with_the_controller(controllers):
         link.receive()
     with pytest.raises(LinkError):
         for _ in range(2):
-            link.send(Kind.STATS, {"note": "?"})
+            link.send(Kind.NOTE, {"text": "?"})
     link.close()
 
 

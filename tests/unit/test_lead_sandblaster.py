@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.descent import Descent
 from paceline.core.events import Push
 from paceline.core.leases import Lease, LeaseBook
-from paceline.core.modes import Admit, Drop, Epochs, Hold, PushId, parse_mode
+from paceline.core.modes import Admit, Drop, Hold, PushId, WholeEpochs, parse_mode
 from paceline.core.modes.lbfgs import Lbfgs
 from paceline.ps.vectors import run_on
 from tests.deciding import JsonDecider
@@ -200,7 +200,7 @@ class Worker:
 
 def test_the_machine_takes_in_what_is_of_this_version_and_never_waits() -> None:
     machine = parse_mode("sandblaster").machine()
-    assert isinstance(machine, Epochs)
+    assert isinstance(machine, WholeEpochs)
     machine.joined(0, 0)
     machine.joined(1, 0)
     first, second = PushId(0, 0, 0), PushId(1, 0, 0)

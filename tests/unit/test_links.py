@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.comm import Kind, connect
-from paceline.comm.impairment import LINK_CONDITIONS, THREAD_NAME, Line
+from paceline.comm.impairment import LINK_CONDITIONS
 from paceline.exceptions import UsageError
 from paceline.testing import LinkConditions, impaired, slow_links
+from paceline.testing.impaired_links import THREAD_NAME, Line
 from tests.links import PATIENCE_S, SECRET, Echo, echoes, open_descriptors, running, sockets, until
 
 CARRIERS = pytest.mark.parametrize("carrier", ["unix", "tcp"])
@@ -357,7 +358,7 @@ def test_closed_while_the_peer_sends_it_leaves_no_thread() -> None:
 
 
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.comm.impairment._LATENESS_S", 0.05)
+    monkeypatch.setattr("paceline.testing.impaired_links._LATENESS_S", 0.05)
     with link(LinkConditions()) as (near, far):
         near.settimeout(0.05)
         with pytest.raises(TimeoutError):

@@ -19,14 +19,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.metrics import metrics
+from paceline.cli.metrics_command import metrics
 from paceline.control.rundir import RunDirectory
 from paceline.exceptions import UsageError
-from paceline.observe import RunStatus, ServerStatus, WorkerStatus, exports
-from paceline.observe.exports import MetricsServer, prometheus, to_mlflow, to_tensorboard
-from paceline.observe.run_data import RunData
-from paceline.observe.tables import RESOURCES, ROLES, RawTable, to_parquet
-from paceline.observe.values import ValueWriter
+from paceline.observe import RunStatus, ServerStatus, WorkerStatus
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.tables import RESOURCES, ROLES, RawTable, to_parquet
+from paceline.observe.record.values import ValueWriter
+from paceline.observe.show import exports
+from paceline.observe.show.exports import MetricsServer, prometheus, to_mlflow, to_tensorboard
 from paceline.plan import Job
 
 

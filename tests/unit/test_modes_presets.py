@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.modes import ModeSpec, as_first_stored, parse_mode
+from paceline.core.modes.presets import DAMPINGS
 from paceline.exceptions import UsageError
 
 # name, bound, spare, push_every, fetch_every, payload, outer
@@ -106,7 +107,7 @@ def test_knobs_reach_their_fields() -> None:
     st.sampled_from(["bsp", "backup:3", "ssp:0", "asp", "downpour:3,2", "local:4", "easgd:2,0.3", "dogwild"]),
     st.integers(1, 3),
     st.integers(1, 3),
-    st.sampled_from(["none", "momentum", "staleness", "dynsgd", "dc", "gap"]),
+    st.sampled_from(list(DAMPINGS)),
     st.sampled_from(["own", "adagrad", "average", "nesterov", "fitted"]),
     st.booleans(),
 )
@@ -179,7 +180,10 @@ def test_refused_numbers_and_names_come_with_the_forms(text: str, reason: str) -
         ("asp+period=0", "period must be a whole number of at least 1, got '0'"),
         ("asp+quorum=0", "quorum must be a whole number of at least 1, got '0'"),
         ("asp+quorum=1.5", "got '1.5'"),
-        ("asp+damping=delay", "damping is one of none, momentum, staleness, dynsgd, dc, gap, got 'delay'"),
+        (
+            "asp+damping=delay",
+            "is one of none, momentum, staleness, dynsgd, consgd, dc, gap, got 'delay'",
+        ),
         ("local:2+outer=adam", "outer is one of own, adagrad, average, nesterov, fitted, got 'adam'"),
         ("local:4+period=2", "the number of local is its period: write local:2"),
         ("easgd:4+period=2", "write easgd:2"),
@@ -286,9 +290,9 @@ def test_what_a_run_can_be_switched_to() -> None:
     plain = ["bsp", "backup:2", "ssp:3", "asp", "asp+damping=dc", "ssp:1+quorum=4"]
     for one in plain:
         for other in plain:
-            assert parse_mode(one).carries(parse_mode(other)) is None
+            assert parse_mode(one).switch_refusal(parse_mode(other)) is None
     for text in PRESETS:
-        assert parse_mode(text).carries(parse_mode(text)) is None
+        assert parse_mode(text).switch_refusal(parse_mode(text)) is None
 
 
 @pytest.mark.parametrize(
@@ -312,7 +316,7 @@ def test_what_a_run_can_be_switched_to() -> None:
     ],
 )
 def test_what_a_run_cannot_be_switched_to(before: str, after: str, reason: str) -> None:
-    said = parse_mode(before).carries(parse_mode(after))
+    said = parse_mode(before).switch_refusal(parse_mode(after))
     assert said is not None
     assert reason in said
     assert said.endswith(f"start a new run in {after}")
@@ -325,12 +329,38 @@ def test_what_a_run_cannot_be_switched_to(before: str, after: str, reason: str) 
         ("momentum", [1, 0.5, 0.2]),
         ("staleness", [1, 1, 0.25]),
         ("dynsgd", [1, 0.5, 0.2]),
+        ("consgd", [0.125, 0.125, 0.125]),
         ("dc", [1, 1, 1]),
     ],
 )
 def test_the_weight_of_a_stale_push(damping: str, scales: list[float]) -> None:
     spec = parse_mode(f"asp+damping={damping}")
-    assert [spec.scale(staleness) for staleness in (0, 1, 4)] == scales
+    assert [spec.scale(staleness, workers=8) for staleness in (0, 1, 4)] == scales
+
+
+@given(
+    st.sampled_from(["asp", "ssp:2", "downpour:2,2", "dogwild", "asp+quorum=2", "asp+period=3", "easgd:4"]),
+    st.sampled_from(DAMPINGS),
+    st.integers(0, 10_000),
+    st.integers(1, 10_000),
+)
+def test_no_push_makes_more_than_its_step_or_nothing(
+    head: str, damping: str, staleness: int, workers: int
+) -> None:
+    try:
+        spec = parse_mode(f"{head}+damping={damping}")
+    except UsageError:
+        return
+    scale = spec.scale(staleness, workers)
+    assert 0 < scale <= 1
+    assert scale >= spec.scale(staleness + 1, workers)
+    assert scale >= spec.scale(staleness, workers + 1)
+
+
+@given(st.integers(1, 1000))
+def test_consgd_makes_one_step_of_one_push_of_every_worker(workers: int) -> None:
+    spec = parse_mode("asp+damping=consgd")
+    assert sum(spec.scale(rank, workers) for rank in range(workers)) == pytest.approx(1)
 
 
 def test_the_papers_rules_have_names_that_read_back() -> None:

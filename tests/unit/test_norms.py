@@ -12,7 +12,7 @@ from paceline.core.health import QUARANTINE
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.norms import LEAST, WINDOW, NormBound, SliceNorms
-from paceline.worker import reporting
+from paceline.worker import reporter
 from tests.deciding import JsonDecider
 
 
@@ -144,13 +144,13 @@ def test_it_does_not_matter_when_a_server_joined(joined, orders):
 
 def test_norms_are_told_now_and_then_by_scripts_that_log_no_loss(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(reporting.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(reporter.time, "perf_counter", lambda: now[0])
 
     def norm() -> float:
         now[0] += 0.005  # of a large model
         return 3.0
 
-    sampling = reporting.NormSampling()
+    sampling = reporter.NormSampling()
     told = 0
     for _ in range(1000):  # steps of 10 ms
         if sampling.due:

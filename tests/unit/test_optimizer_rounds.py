@@ -9,7 +9,7 @@ from torch import nn
 
 from paceline.core.events import Push
 from paceline.core.modes import Admit, Apply, PushId, Rounds
-from paceline.core.modes.spec import parse_mode
+from paceline.core.modes.parsing import parse_mode
 from paceline.core.out_of_step import OUT_OF_STEP, OutOfStep
 from paceline.exceptions import FrameError
 from paceline.params import OptimizerSpec, StateBook, describe

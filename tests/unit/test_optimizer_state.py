@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.params import OptimizerSpec, StateBook, TensorInfo
-from paceline.worker.optimizer import as_loaded, pack_state, unpack_state
+from paceline.worker.script_optimizer import as_loaded, pack_state, unpack_state
 
 KINDS = [
     "SGD",

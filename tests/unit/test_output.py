@@ -11,8 +11,8 @@ import pytest
 from paceline.control.tail import Outputs, Tail
 from paceline.exceptions import UsageError
 from paceline.observe import Progress, RunStatus
-from paceline.observe.output import Piece, Screen, Stream, parse_shown
-from paceline.observe.passing import Passing
+from paceline.observe.record.output import OutputPiece, Screen, Stream, parse_shown
+from paceline.observe.show.passing import Passing
 
 OUT, ERR, OWN = Stream
 
@@ -196,12 +196,14 @@ def running() -> RunStatus:
 def test_bytes_go_where_the_script_sent_them(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, stderr = standard(monkeypatch)
     with Progress() as shown:
-        shown.pass_on([Piece(0, OUT, b"\r1"), Piece(0, ERR, b"\r50%"), Piece(0, OUT, "é\n".encode())])
+        shown.pass_on(
+            [OutputPiece(0, OUT, b"\r1"), OutputPiece(0, ERR, b"\r50%"), OutputPiece(0, OUT, "é\n".encode())]
+        )
         shown.show(running())
         status = running()
         status.messages.append("worker:1 died")
         shown.show(status)
-        shown.pass_on([Piece(0, ERR, b"\r60%")])
+        shown.pass_on([OutputPiece(0, ERR, b"\r60%")])
     assert stdout.text == "\r1é\n"
     # Ours waits for the end of the line; what people must know does not.
     assert stderr.text == "\r50%\nworker:1 died\n0:01 running\n\r60%\n"
@@ -210,7 +212,7 @@ def test_bytes_go_where_the_script_sent_them(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_unfinished_line_elsewhere_is_not_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     _, stderr = standard(monkeypatch)
     with Progress() as shown:
-        shown.pass_on([Piece(0, OUT, b"loading ... ")])
+        shown.pass_on([OutputPiece(0, OUT, b"loading ... ")])
         shown.show(running())
     assert stderr.text == "0:01 running\n"
 
@@ -218,8 +220,10 @@ def test_an_unfinished_line_elsewhere_is_not_in_the_way(monkeypatch: pytest.Monk
 def test_all_workers_have_whole_lines_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, stderr = standard(monkeypatch)
     with Progress(shown=None, quiet=True) as shown:
-        shown.pass_on([Piece(0, OUT, b"a"), Piece(1, OUT, b"b\n"), Piece(0, OUT, b"c\nrest")])
-        shown.pass_on([Piece(1, ERR, b"\r1%\r2%")])
+        shown.pass_on(
+            [OutputPiece(0, OUT, b"a"), OutputPiece(1, OUT, b"b\n"), OutputPiece(0, OUT, b"c\nrest")]
+        )
+        shown.pass_on([OutputPiece(1, ERR, b"\r1%\r2%")])
     assert stdout.text == "worker:1   │ b\nworker:0   │ ac\nworker:0   │ rest\n"
     assert stderr.text == "worker:1   │ 2%\n"
 
@@ -230,12 +234,12 @@ def test_the_picture_gives_way_to_a_bar(monkeypatch: pytest.MonkeyPatch) -> None
         shown.show(running())
         picture = terminal.text
         assert "running" in picture
-        shown.pass_on([Piece(0, ERR, b"\r 10%")])
+        shown.pass_on([OutputPiece(0, ERR, b"\r 10%")])
         rows = picture.count("\n")
         assert terminal.text == f"{picture}\r\x1b[{rows}A\x1b[J\r 10%"
         shown.show(running())
         assert terminal.text.endswith("\r 10%"), "not while the bar is unfinished"
-        shown.pass_on([Piece(0, ERR, b"\r100%\n")])
+        shown.pass_on([OutputPiece(0, ERR, b"\r100%\n")])
         shown.show(running())
         assert terminal.text.endswith(f"\r 10%\r100%\n{picture}")
 
@@ -245,9 +249,9 @@ def test_the_full_picture_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress(live=True) as shown:
         shown.show(running())
         before = terminal.text
-        shown.pass_on([Piece(0, ERR, b"\r 10%")])
+        shown.pass_on([OutputPiece(0, ERR, b"\r 10%")])
         assert terminal.text == before
-        shown.pass_on([Piece(0, ERR, b"\r100%\n")])
+        shown.pass_on([OutputPiece(0, ERR, b"\r100%\n")])
         assert terminal.text.endswith("\x1b[J100%\n")
 
 
@@ -255,7 +259,7 @@ def test_a_reader_that_left_costs_only_its_stream(monkeypatch: pytest.MonkeyPatc
     stdout, stderr = standard(monkeypatch)
     stdout.buffer.close()
     with Progress() as shown:
-        shown.pass_on([Piece(0, OUT, b"1\n"), Piece(0, OUT, b"2\n"), Piece(0, ERR, b"3\n")])
+        shown.pass_on([OutputPiece(0, OUT, b"1\n"), OutputPiece(0, OUT, b"2\n"), OutputPiece(0, ERR, b"3\n")])
     assert stderr.text == "3\n"
 
 

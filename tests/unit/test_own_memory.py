@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe.own_memory import ALLOWANCE_S, SHARE, OwnMemory, read_pss
+from paceline.observe.record.own_memory import ALLOWANCE_S, SHARE, OwnMemory, read_pss
 
 
 class System:

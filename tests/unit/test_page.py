@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe import curves
-from paceline.observe.diagnosis import diagnose
-from paceline.observe.facts import Facts, Series, facts_of
-from paceline.observe.page import histogram, key_figures, run_page
-from paceline.observe.report import write_html
-from paceline.observe.run_data import RunData
-from paceline.observe.tables import to_parquet
+from paceline.observe.analyse import curves
+from paceline.observe.analyse.diagnosis import diagnose
+from paceline.observe.analyse.facts import Facts, Series, facts_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.analyse.summary import key_figures
+from paceline.observe.record.tables import to_parquet
+from paceline.observe.show.page import run_page
+from paceline.observe.show.page_charts import histogram
+from paceline.observe.show.run_report import write_html
 from tests.synthetic_run import write_run
 
 VOID = {"meta", "line", "rect", "circle", "br"}

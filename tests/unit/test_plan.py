@@ -23,7 +23,7 @@ def script(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_cores", lambda: 8)
+    monkeypatch.setattr(module, "available_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
@@ -144,7 +144,7 @@ def test_steps_per_epoch() -> None:
 
 def test_cores_are_those_we_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert 1 <= module._cores() <= 4096
+    assert 1 <= module.available_cores() <= 4096
 
 
 def test_planning_does_not_import_torch() -> None:

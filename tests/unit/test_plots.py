@@ -7,9 +7,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from paceline.observe import plots
-from paceline.observe.facts import Series
-from paceline.observe.plots import Bar, Lane
+from paceline.observe.analyse import curves
+from paceline.observe.analyse.curves import Bar, TimelineRow
+from paceline.observe.analyse.facts import Series
+from paceline.observe.show import plots
 
 
 def parsed(figure: str) -> ElementTree.Element:
@@ -57,7 +58,7 @@ def test_numbers_are_short() -> None:
 
 def test_thinned_keeps_the_mean_and_the_ends() -> None:
     at = np.linspace(0, 100, 100_001)
-    found = plots.thinned(Series("a", at.tolist(), (2 * at).tolist()), 50)
+    found = curves.thinned(Series("a", at.tolist(), (2 * at).tolist()), 50)
     assert len(found.at) == 50
     assert np.mean(found.values) == pytest.approx(100, rel=1e-3)
     assert found.at[0] < 2 and found.at[-1] > 98
@@ -67,7 +68,7 @@ def test_thinned_shows_nan_only_where_all_is_nan() -> None:
     values = np.ones(1000)
     values[500:600] = math.nan
     values[0] = math.nan
-    found = np.array(plots.thinned(Series("a", np.arange(1000).tolist(), values.tolist()), 10).values)
+    found = np.array(curves.thinned(Series("a", np.arange(1000).tolist(), values.tolist()), 10).values)
     assert np.isnan(found).tolist() == [i == 5 for i in range(10)]
 
 
@@ -137,7 +138,9 @@ def test_lying_bars_add_up() -> None:
 
 
 def test_timeline_cuts_at_its_edges() -> None:
-    lanes = [Lane("worker:0", [Bar(-1, 0.5, "wait", "a"), Bar(0.5, 9, "push", "b"), Bar(7, 9, "pull", "c")])]
+    lanes = [
+        TimelineRow("worker:0", [Bar(-1, 0.5, "wait", "a"), Bar(0.5, 9, "push", "b"), Bar(7, 9, "pull", "c")])
+    ]
     figure = plots.timeline("t", lanes, 1.0)
     lane, wait, push = tags(figure, "rect")
     assert float(wait.attrib["width"]) + float(push.attrib["width"]) == pytest.approx(
@@ -163,7 +166,7 @@ def test_everything_is_escaped() -> None:
         plots.area_chart(evil, [Series(evil, [0, 1], [1, 1])], x_label=evil),
         plots.bar_chart(evil, [evil], {evil: [1]}, x_label=evil, y_label=evil),
         plots.share_bars(evil, [(evil, {evil: 1})], x_label=evil),
-        plots.timeline(evil, [Lane(evil, [Bar(0, 1, evil, evil)])], 1),
+        plots.timeline(evil, [TimelineRow(evil, [Bar(0, 1, evil, evil)])], 1),
         plots.matrix(evil, [evil], [evil], {(0, 0): 1}),
     ]
     for figure in figures:

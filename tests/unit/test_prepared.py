@@ -8,9 +8,9 @@ from paceline.core.modes import parse_mode
 from paceline.exceptions import UsageError
 from paceline.params import describe
 from paceline.worker.alone import AloneSession
-from paceline.worker.optimizer import make_exchanging, stop_exchanging
+from paceline.worker.optimizer_side import Incomplete
 from paceline.worker.prepared import Models, Prepared
-from paceline.worker.sides import Incomplete
+from paceline.worker.script_optimizer import make_exchanging, stop_exchanging
 
 
 def sgd(*models, **settings):

@@ -9,8 +9,8 @@ import pytest
 
 from paceline.exceptions import PacelineError
 from paceline.plan import Job
-from paceline.plan.program import check_program, search_path
-from paceline.worker.program import exit_code, run_program
+from paceline.plan.program_check import check_program, search_path
+from paceline.worker.program_runner import exit_code, run_program
 
 SEES = """
 import json, pathlib, sys
@@ -104,7 +104,7 @@ def test_the_name_of_its_runs() -> None:
 LEAVES = """
 import atexit, multiprocessing, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from paceline.worker.program import begin_program, end_program, run_program
+from paceline.worker.program_runner import begin_program, end_program, run_program
 
 atexit.register(print, "of who forked us")
 begin_program()

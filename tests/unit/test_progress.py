@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from paceline.observe import Progress, RunStatus, ServerStatus, WorkerStatus, display, progress, words
-from paceline.observe.display import picture
-from paceline.observe.window import Window
+from paceline.observe import Progress, RunStatus, ServerStatus, WorkerStatus
+from paceline.observe.analyse import wording
+from paceline.observe.analyse.window import Window
+from paceline.observe.show import display, progress
+from paceline.observe.show.display import picture
 
 
 class Terminal(io.StringIO):
@@ -383,26 +385,26 @@ def test_status_numbers() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (words.count(1234567), "1,234,567"),
-        (words.count(3.25), "3.2"),
-        (words.count(0), "0"),
-        (words.size(0), "0 B"),
-        (words.size(999), "999 B"),
-        (words.size(46_758_048), "46.8 MB"),
-        (words.size(1e6 - 1), "1 MB"),
-        (words.size(5e15), "5,000 TB"),
-        (words.duration(4.21), "4.2 s"),
-        (words.duration(59.97), "1 min"),
-        (words.duration(200), "3 min 20 s"),
-        (words.duration(7500), "2 h 05 min"),
-        (words.clock(3723), "1:02:03"),
-        (words.ago(-3), "0 s"),
-        (words.ago(59), "59 s"),
-        (words.ago(7300), "2 h"),
-        (words.ago(86400), "1 day"),
-        (words.ago(86400 * 3), "3 days"),
-        (words.percent(0.126), "13 %"),
-        (words.plural(1, "worker"), "1 worker"),
+        (wording.count(1234567), "1,234,567"),
+        (wording.count(3.25), "3.2"),
+        (wording.count(0), "0"),
+        (wording.size(0), "0 B"),
+        (wording.size(999), "999 B"),
+        (wording.size(46_758_048), "46.8 MB"),
+        (wording.size(1e6 - 1), "1 MB"),
+        (wording.size(5e15), "5,000 TB"),
+        (wording.duration(4.21), "4.2 s"),
+        (wording.duration(59.97), "1 min"),
+        (wording.duration(200), "3 min 20 s"),
+        (wording.duration(7500), "2 h 05 min"),
+        (wording.clock(3723), "1:02:03"),
+        (wording.ago(-3), "0 s"),
+        (wording.ago(59), "59 s"),
+        (wording.ago(7300), "2 h"),
+        (wording.ago(86400), "1 day"),
+        (wording.ago(86400 * 3), "3 days"),
+        (wording.percent(0.126), "13 %"),
+        (wording.plural(1, "worker"), "1 worker"),
     ],
 )
 def test_words(said: str, expected: str) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from paceline.comm import protection as module
 from paceline.comm.protection import Protection
 from paceline.plan import Job, make_plan
-from paceline.worker.gradients import GradientMemory
+from paceline.worker.steppers.gradient_memory import GradientMemory
 
 
 def test_nothing_rests_unless_asked_for():

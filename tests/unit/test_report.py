@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.observe import RunStatus, WorkerStatus, report, write_report
-from paceline.observe.diagnosis import diagnose
-from paceline.observe.facts import facts_of
-from paceline.observe.run_data import RunData
+from paceline.observe import RunStatus, WorkerStatus, write_report
+from paceline.observe.analyse import summary
+from paceline.observe.analyse.diagnosis import diagnose
+from paceline.observe.analyse.facts import facts_of
+from paceline.observe.analyse.run_data import RunData
 from paceline.plan import Job
 from tests.synthetic_run import write_run
 
@@ -182,7 +183,7 @@ def test_tables_beyond_understanding_do_not_fail_the_run(
     def broken(*_: object) -> None:
         raise IndexError("surprise")
 
-    monkeypatch.setattr(report, "facts_of", broken)
+    monkeypatch.setattr(summary, "facts_of", broken)
     text = write_report(tmp_path, finished(), JOB).read_text()
     assert "nothing could be worked out from spans and pushes (IndexError: surprise)" in text
     assert "<dt>idleness</dt><dd>25 %</dd>" in text

@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from paceline.observe.gpu import Gpus, GpuUsage
-from paceline.observe.resources import Sampler, _families
-from paceline.observe.tables import RESOURCES, ROLES, read_raw
+from paceline.observe.record.gpu import Gpus, GpuUsage
+from paceline.observe.record.resources import Sampler, _families
+from paceline.observe.record.tables import RESOURCES, ROLES, read_raw
 
 SESSION = """
 import subprocess, sys
@@ -48,19 +48,19 @@ class Nvml:
         return 0
 
     def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = self.count
+        count._obj.value = self.count  # noqa: SLF001
         return 0
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
-        device._obj.value = index.value + 1
+        device._obj.value = index.value + 1  # noqa: SLF001
         return 0
 
     def nvmlDeviceGetUtilizationRates(self, device: ctypes.c_void_p, rates: Any) -> int:
-        rates._obj.gpu = 40 * (device.value or 0)
+        rates._obj.gpu = 40 * (device.value or 0)  # noqa: SLF001
         return 15 if self.fails and device.value == 2 else 0
 
     def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.used = 10**10
+        memory._obj.used = 10**10  # noqa: SLF001
         return 0
 
 

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from paceline.causes import Cause, ending_of
-from paceline.core.run_machine import (
+from paceline.core.run_decisions import (
     Announce,
-    Dismiss,
+    DismissServer,
     End,
     GoBack,
     Introduce,
@@ -18,11 +18,11 @@ from paceline.core.run_machine import (
     LostServer,
     Note,
     RetireServer,
-    RunMachine,
     RunState,
     Save,
     WaitForCause,
 )
+from paceline.core.run_machine import RunMachine
 
 
 def started(servers: int = 1, workers: int = 2, max_restarts: int = 3) -> RunMachine:
@@ -690,7 +690,7 @@ def test_servers_join_and_leave():
     assert machine.server_ready(3) == [Introduce(3)]
     machine.whole({0, 1, 2, 3})
     assert machine.scale_servers(2) == [RetireServer(3), RetireServer(2)]
-    assert machine.departed(3) == [Dismiss(3)] and machine.departed(1) == []
+    assert machine.departed(3) == [DismissServer(3)] and machine.departed(1) == []
     assert machine.exited("server", 3, 0, ending_of(0, None)) == []
     assert machine.serving == {0, 1}
     assert machine.scale_servers(3) == [Launch("server", 3, 1)]

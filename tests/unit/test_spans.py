@@ -1,6 +1,5 @@
 """Lanes, recorders, and the raw files: exact sums, bounded detail, nothing that can hurt a run."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -9,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.observe import spans as module
-from paceline.observe.phases import COMMUNICATION, COMPUTATION, PHASES, Phase
-from paceline.observe.run_data import RunData
-from paceline.observe.spans import NO_SPANS, Recorder, recorder_of
-from paceline.observe.tables import SPANS, TOTALS, RawTable, read_raw, to_parquet
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record import spans as module
+from paceline.observe.record.phase import COMMUNICATION, COMPUTATION, PHASES, Phase
+from paceline.observe.record.spans import NO_SPANS, Recorder, recorder_of
+from paceline.observe.record.tables import SPANS, TOTALS, RawTable, read_raw, to_parquet
 
 
 class Clock:
@@ -235,10 +234,9 @@ def test_a_directory_that_cannot_be_written_is_said_and_survived(tmp_path):
     assert made.broken is not None
 
 
-def test_a_full_disk_is_said_and_survived():
-    full = RawTable.__new__(RawTable)
-    full.table, full.broken = SPANS, None
-    full._file = os.open("/dev/full", os.O_WRONLY)
+def test_a_full_disk_is_said_and_survived(tmp_path):
+    (tmp_path / "worker-0.0.spans").symlink_to("/dev/full")
+    full = RawTable(tmp_path, "worker-0.0", SPANS)
     full.append(np.zeros(3, SPANS.record))
     assert full.broken is not None and "space" in str(full.broken)
     full.append(np.zeros(3, SPANS.record))

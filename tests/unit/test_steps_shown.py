@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.outcome import _numbers
+from paceline.cli.outcome import numbers
 from paceline.observe import RunStatus, WorkerStatus
-from paceline.observe.comparison import ComparedRun, compare
-from paceline.observe.display import picture
-from paceline.observe.page import key_figures
-from paceline.observe.progress import plain_line
-from paceline.observe.run_data import RunData
-from paceline.observe.window import Window
+from paceline.observe.analyse.comparison import ComparedRun, compare
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.analyse.summary import key_figures
+from paceline.observe.analyse.window import Window
+from paceline.observe.show.display import picture
+from paceline.observe.show.progress import plain_line
 from tests.synthetic_run import write_run
 
 
@@ -50,10 +50,10 @@ def test_progress_and_live_view(samples: int, shown: str) -> None:
 
 
 def test_the_summary_line() -> None:
-    assert _numbers(moment(10.0, 100)) == " after 10.0 s: 200 steps, 100 updates, 20 steps/s."
-    assert "20 steps/s, 64 samples/s" in _numbers(moment(10.0, 100, 640))
+    assert numbers(moment(10.0, 100)) == " after 10.0 s: 200 steps, 100 updates, 20 steps/s."
+    assert "20 steps/s, 64 samples/s" in numbers(moment(10.0, 100, 640))
     resumed = moment(10.0, 100, steps_before=150)
-    assert "5 steps/s" in _numbers(resumed), "steps before the resume are no part of the rate"
+    assert "5 steps/s" in numbers(resumed), "steps before the resume are no part of the rate"
 
 
 def test_report_and_comparison(tmp_path: Path) -> None:

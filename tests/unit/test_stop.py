@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from paceline.api.going_on import waiting_for
 from paceline.cli.app import app
-from paceline.cli.stop import waiting_for
 from paceline.control import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.observe import RunStatus

@@ -12,11 +12,12 @@ import pytest
 from paceline.api import load_study
 from paceline.control.rundir import RunDirectory
 from paceline.exceptions import UsageError
-from paceline.observe import RunStatus, WorkerStatus, plots
-from paceline.observe.facts import Series
-from paceline.observe.study import banded, deviation
-from paceline.observe.study_page import study_page, table_rows
-from paceline.observe.values import ValueWriter
+from paceline.observe import RunStatus, WorkerStatus
+from paceline.observe.analyse.facts import Series
+from paceline.observe.analyse.study_data import banded, deviation
+from paceline.observe.record.values import ValueWriter
+from paceline.observe.show import plots
+from paceline.observe.show.study_page import study_page, table_rows
 from paceline.plan import Job
 from paceline.plan.grid import Axis, StudyPlan
 

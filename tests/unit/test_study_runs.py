@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from paceline.api import studies
 from paceline.cli.app import app
-from paceline.cli.study import fitting
+from paceline.cli.study_command import fitting
 from paceline.control.rundir import RunDirectory
 from paceline.exceptions import PlanError, UsageError
 from paceline.observe import RunStatus
@@ -51,7 +51,7 @@ say("failed" if how == "fail" and job.get("seed", 0) == 1 else "succeeded")
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "home"))
-    monkeypatch.setattr("paceline.plan.plan._cores", lambda: 8)
+    monkeypatch.setattr("paceline.plan.plan.available_cores", lambda: 8)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("end")
     python = tmp_path / "python"
@@ -59,7 +59,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/stand_in.py "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(studies.sys, "executable", str(python))
-    monkeypatch.setattr(studies, "_POLL_S", 0.01)
+    monkeypatch.setattr(studies, "POLL_S", 0.01)
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.observe.thinning import BYTES_OF_PUSH, Thinning, pushes_thinning
+from paceline.observe.record.thinning import BYTES_OF_PUSH, Thinning, pushes_thinning
 
 
 @given(st.integers(2, 200), st.integers(0, 3000))

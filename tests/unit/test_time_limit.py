@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.comm import Kind
+from paceline.comm.messages import EndEarly
 from paceline.control.time_limit import TimeLimit
 from paceline.exceptions import LinkError
 
@@ -16,10 +16,10 @@ class Link:
         self.broken = broken
         self.sent: list[Any] = []
 
-    def send(self, kind: Kind, body: dict[str, Any]) -> None:
+    def tell(self, said: EndEarly) -> None:
         if self.broken:
             raise LinkError("gone")
-        self.sent.append((kind, body))
+        self.sent.append(said)
 
 
 @pytest.mark.parametrize(("limit", "elapsed"), [(None, 1e9), (10.0, 9.9)])
@@ -34,7 +34,7 @@ def test_the_lead_is_asked_once_and_so_is_the_next_one():
     limit.check(11, None)
     for link in (first, first, second):
         limit.check(11, link)  # type: ignore[arg-type]
-    asked = [(Kind.LEAVE, {"stop": "its time was up (10 s, --max-time)"})]
+    asked = [EndEarly("its time was up (10 s, --max-time)")]
     assert first.sent == second.sent == asked
 
 

@@ -76,7 +76,7 @@ def refusals(mine: bytes, theirs: bytes) -> tuple[str, str]:
 def test_frames_and_payloads_go_both_ways_under_tls_1_3() -> None:
     payload = random.Random(0).randbytes(1_000_003)
     with tls_link() as (near, far), ThreadPoolExecutor(1) as pool:
-        assert isinstance(near.sock, SecureSocket) and near.sock._tls.version() == "TLSv1.3"
+        assert isinstance(near.sock, SecureSocket) and near.sock.tls.version() == "TLSv1.3"
         assert not near.local and not far.local
         for a, b in ((near, far), (far, near)):
             sent = pool.submit(
@@ -109,8 +109,8 @@ def test_nothing_of_a_frame_can_be_read_on_the_way() -> None:
 def test_a_bit_flipped_in_a_payload_on_its_way_is_noticed() -> None:
     with tls_link() as (near, far):
         assert isinstance(near.sock, SecureSocket)
-        near.sock._tls.write(b"x" * 5000)
-        sealed = bytearray(near.sock._outgoing.read())
+        near.sock.tls.write(b"x" * 5000)
+        sealed = bytearray(near.sock.outgoing.read())
         sealed[4000] ^= 1
         near.sock.carrier.sendall(sealed)
         with pytest.raises(LinkError, match="what arrived was damaged on its way"):
@@ -156,7 +156,7 @@ def test_who_is_refused_and_what_both_sides_say(mine: Any, theirs: Any, near: st
 
 def test_a_certificate_of_another_run_by_the_same_authority_is_refused_by_both() -> None:
     ours = authority(RUN, 0)
-    other = Authority("another-run", ours._certificate, ours._key).issue("server", lasting=timedelta(days=1))
+    other = Authority("another-run", ours.certificate, ours.key).issue("server", lasting=timedelta(days=1))
     near, far = refusals(secret("worker"), Secret(SECRET, other))
     assert "certificate is for run 'another-run', and this is run 'a-run'" in near
     assert "certificate is for run 'a-run', and this is run 'another-run'" in far
@@ -299,8 +299,8 @@ def test_a_pause_between_frames_is_a_timeout_and_one_within_a_frame_is_the_end()
         far.sock.settimeout(0.05)
         with pytest.raises(TimeoutError):
             far.receive()
-        near.sock._tls.write(b"x" * 100)
-        near.sock.carrier.sendall(near.sock._outgoing.read()[:50])  # half a record
+        near.sock.tls.write(b"x" * 100)
+        near.sock.carrier.sendall(near.sock.outgoing.read()[:50])  # half a record
         with pytest.raises(LinkError, match="it stopped in the middle of something"):
             far.receive()
 
@@ -322,7 +322,7 @@ class Alone:
 
     def __init__(self, tls: ssl.SSLObject) -> None:
         self.collisions = 0
-        self._tls = tls
+        self.tls = tls
         self._used = threading.Lock()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -330,7 +330,7 @@ class Alone:
             mine = self._used.acquire(blocking=False)
             self.collisions += not mine
             try:
-                return getattr(self._tls, name)(*args)
+                return getattr(self.tls, name)(*args)
             finally:
                 if mine:
                     self._used.release()
@@ -374,10 +374,10 @@ def test_one_thread_sends_while_another_receives_under_load(
 
     with tls_link(conditions=conditions) as (near, far), ThreadPoolExecutor(4) as pool:
         for end in (near, far):
-            end.sock._tls = Alone(end.sock._tls)
+            end.sock.tls = Alone(end.sock.tls)
         work = [pool.submit(call, end) for call in (send, receive) for end in (near, far)]
         assert [each.result(60) for each in work] == [None, None, frames, frames]
-        assert [end.sock._tls.collisions for end in (near, far)] == [0, 0]
+        assert [end.sock.tls.collisions for end in (near, far)] == [0, 0]
 
 
 def test_keys_are_loaded_from_no_file_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,11 +389,11 @@ def test_keys_are_loaded_from_no_file_on_a_disk(monkeypatch: pytest.MonkeyPatch)
         paths.append(os.readlink(certfile))
         load(self, certfile)
 
-    module._context.cache_clear()
+    module.context_of.cache_clear()
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
     with tls_link():
         pass
-    module._context.cache_clear()
+    module.context_of.cache_clear()
     assert len(paths) == 2 and all(path.startswith("/memfd:") for path in paths)
 
 

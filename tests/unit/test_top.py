@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli import top as module
-from paceline.cli.top import top
+from paceline.cli import top_command as module
+from paceline.cli.top_command import top
 from paceline.control.rundir import RunDirectory
 from paceline.exceptions import RunNotFound, UsageError
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.control.rundir import RunDirectory
-from paceline.observe.phases import Phase
-from paceline.observe.run_data import RunData
-from paceline.observe.tables import (
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.tables import (
     RESOURCES,
     ROLES,
     SPANS,
@@ -22,7 +22,7 @@ from paceline.observe.tables import (
     read_raw,
     to_parquet,
 )
-from paceline.observe.thinning import Thinning
+from paceline.observe.record.thinning import Thinning
 from paceline.plan import Job
 from paceline.ps.push_record import open_pushes
 

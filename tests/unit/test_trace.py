@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from paceline.exceptions import UsageError
-from paceline.observe import trace
-from paceline.observe.phases import PHASES, Phase
-from paceline.observe.run_data import RunData
-from paceline.observe.tables import RESOURCES, ROLES, SPANS, RawTable, to_parquet
-from paceline.observe.trace import Steps, write_trace
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.phase import PHASES, Phase
+from paceline.observe.record.tables import RESOURCES, ROLES, SPANS, RawTable, to_parquet
+from paceline.observe.show import perfetto
+from paceline.observe.show.perfetto import StepRange, write_trace
 
 BEGAN = 1_794_746_346_000_000_000
 STEPS = 20
@@ -90,7 +90,7 @@ def names(events: list[dict[str, Any]], what: str) -> dict[tuple[int, int], str]
 @pytest.mark.parametrize("chunk", [7, 100_000])
 @pytest.mark.parametrize("parquet", [False, True])
 def test_whole(run: Path, ending: str, chunk: int, parquet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "_CHUNK", chunk)
+    monkeypatch.setattr(perfetto, "_CHUNK", chunk)
     if parquet:
         to_parquet(run)
     data = RunData(run)
@@ -147,7 +147,7 @@ def test_what_spans_say(run: Path) -> None:
 
 def test_some_steps(run: Path) -> None:
     out = run.parent / "trace.json"
-    write_trace(RunData(run), out, Steps.parse("5:7"))
+    write_trace(RunData(run), out, StepRange.parse("5:7"))
     events = read(out)
     processes = {pid: name for (pid, _), name in names(events, "process").items()}
     spans = [event for event in events if event["ph"] == "X"]
@@ -165,21 +165,21 @@ def test_some_steps(run: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        ("5:7", Steps(5, 7)),
-        ("5:", Steps(5, None)),
-        (":7", Steps(None, 7)),
-        ("5", Steps(5, 5)),
-        (":", Steps()),
+        ("5:7", StepRange(5, 7)),
+        ("5:", StepRange(5, None)),
+        (":7", StepRange(None, 7)),
+        ("5", StepRange(5, 5)),
+        (":", StepRange()),
     ],
 )
-def test_steps(text: str, steps: Steps) -> None:
-    assert Steps.parse(text) == steps
+def test_steps(text: str, steps: StepRange) -> None:
+    assert StepRange.parse(text) == steps
 
 
 @pytest.mark.parametrize("text", ["", "a:b", "7:5", "1:2:3", "1.5"])
 def test_steps_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--steps"):
-        Steps.parse(text)
+        StepRange.parse(text)
 
 
 def test_bad_input(run: Path, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_bad_input(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
         write_trace(data, tmp_path / "not" / "there.json")
     with pytest.raises(UsageError, match="no spans of the steps 100:; it has 0:19"):
-        write_trace(data, tmp_path / "trace.json", Steps(100))
+        write_trace(data, tmp_path / "trace.json", StepRange(100))
     (tmp_path / "is.json").mkdir()
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
         write_trace(data, tmp_path / "is.json")

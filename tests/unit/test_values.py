@@ -14,11 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.control.attempts import Attempt, Attempts
-from paceline.observe import values as module
-from paceline.observe.run_data import RunData
-from paceline.observe.tables import to_parquet
-from paceline.observe.thinning import ValueThinning, value_rows
-from paceline.observe.values import Start, ValueWriter, read_values, standing, steps_of, values_to_parquet
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record import values as module
+from paceline.observe.record.tables import to_parquet
+from paceline.observe.record.thinning import ValueThinning, value_rows
+from paceline.observe.record.values import (
+    Start,
+    ValueWriter,
+    read_values,
+    standing,
+    steps_of,
+    values_to_parquet,
+)
 
 
 def rows(run: Path) -> list[tuple[object, ...]]:
@@ -74,7 +81,7 @@ def test_a_process_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
-from paceline.observe.values import ValueWriter
+from paceline.observe.record.values import ValueWriter
 writer = ValueWriter(Path(sys.argv[1]), 0, 0)
 for n in range(5000):
     writer.stepped()

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
-from paceline.observe.phases import PHASES
-from paceline.observe.watch import Watch
+from paceline.observe.analyse.watch import Watch
+from paceline.observe.record.phase import PHASES
 
 Phases = dict[str, float]
 HEALTHY: Phases = {"forward": 0.3, "backward": 0.5, "wait": 0.1, "load": 0.05, "push": 0.05}

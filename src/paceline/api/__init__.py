@@ -1,13 +1,18 @@
 """What users import, and what the command line calls.
 
 * `script.py`  prepare, log, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
-* `collectives.py` gather, mean, broadcast, barrier: for metrics and decisions.
+* `gather.py`  gather, mean, broadcast, barrier: for metrics and decisions.
 * `fitting.py` fit and Task: for people who want no loop.
-* `runs.py`    load_run: a run's tables as data frames.
+* `runs.py`    which runs there are, how each does; load_run: a run's tables as data frames.
 * `jobs.py`    run_job, resume_run, inspect_script: what the commands do.
+* `going_on.py` stop_run, switch_run, scale_run: what a run that is going on is asked for.
+* `logs.py`    read_logs: what a run's roles wrote.
+* `reports.py` write_report, compared_runs, write_run_trace.
+* `removal.py` removes runs that are over.
+* `certifying.py` make_certificates: for a run, beforehand.
 * `studies.py` study, load_study: many runs of one script, compared.
 * `exporting.py` export_run: a run's model as a file.
-* `successor.py` take_over: go on with a run whose controller was killed.
+* `takeover.py` take_over: go on with a run whose controller was killed.
 
 Loaded when used: the commands need no torch, and must not wait for it.
 """
@@ -16,9 +21,9 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from paceline.api.collectives import barrier, broadcast, gather, mean, prepare_validation
     from paceline.api.exporting import export_run
     from paceline.api.fitting import FitResult, Task, fit
+    from paceline.api.gather import barrier, broadcast, gather, mean, prepare_validation
     from paceline.api.jobs import inspect_script, resume_run, run_job
     from paceline.api.runs import load_run
     from paceline.api.script import (
@@ -70,7 +75,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "collectives": ("barrier", "broadcast", "gather", "mean", "prepare_validation"),
+    "gather": ("barrier", "broadcast", "gather", "mean", "prepare_validation"),
     "fitting": ("FitResult", "Task", "fit"),
     "runs": ("load_run",),
     "exporting": ("export_run",),

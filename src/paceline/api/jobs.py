@@ -6,23 +6,33 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.control import Controller, RunDirectory
+from paceline.control import Controller, RunDirectory, find_run
 from paceline.control.kept_record import KeptRecord
 from paceline.core.modes import parse_mode
 from paceline.engines import LocalEngine
 from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageError
 from paceline.observe import Progress, RunStatus, write_report
-from paceline.observe.output import Piece
+from paceline.observe.record.output import OutputPiece
 from paceline.plan import Job, ModelFacts, Plan, make_plan
-from paceline.plan.program import search_path
+from paceline.plan.program_check import search_path
 from paceline.storage import checkpoint as checkpoints
 
-__all__ = ["check_goes_on", "execute", "inspect_script", "resume_run", "run_job", "write_last"]
+__all__ = [
+    "ResumableRun",
+    "check_goes_on",
+    "execute",
+    "inspect_script",
+    "resumable",
+    "resume_run",
+    "run_job",
+    "write_last",
+]
 
-_HEIR = "paceline.api.successor:take_over"
+_HEIR = "paceline.api.takeover:take_over"
 """Who goes on with a run whose controller was killed."""
 
 
@@ -44,6 +54,35 @@ def run_job(
     plan = make_plan(job)
     run = RunDirectory.create(job, plan=plan, command=command)
     return execute(plan, run, command=command, progress=progress, lasting=lasting)
+
+
+@dataclass(frozen=True)
+class ResumableRun:
+    """A run that can be gone on with."""
+
+    run: RunDirectory
+    job: Job
+    started_in: Path
+    """Relative paths in the job mean this directory."""
+
+
+def resumable(run: str) -> ResumableRun:
+    """A run to go on with: nobody runs it, and it has a script.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UsageError: it is going on, or was started by `fit`.
+    """
+    found = find_run(run)
+    job = found.read_job()
+    if found.alive():
+        raise found.refusal()
+    if job.script is None:
+        raise UsageError(
+            f"run {found.id} was started by paceline.fit() from Python, so there is no script to "
+            f"start again; go on with it there: paceline.fit(…, resume={found.id!r})"
+        )
+    return ResumableRun(found, job, found.started_in)
 
 
 def resume_run(
@@ -146,7 +185,7 @@ def execute(
 ) -> RunStatus:
     """Run a plan in its run directory, show it, and write its report."""
 
-    def watch(status: RunStatus, pieces: list[Piece]) -> None:
+    def watch(status: RunStatus, pieces: list[OutputPiece]) -> None:
         if progress is not None:
             progress.pass_on(pieces)
             progress.show(status)

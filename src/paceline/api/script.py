@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.exceptions import UsageError
-from paceline.worker import Epochs, RunProgress, ScriptState, check_who, current_session
+from paceline.worker import RemainingEpochs, RunProgress, ScriptState, check_who, current_session
 
 __all__ = [
     "assign",
@@ -65,7 +65,7 @@ def log(**metrics: float) -> None:
     current_session().log(metrics)
 
 
-def epochs(count: int) -> Epochs:
+def epochs(count: int) -> RemainingEpochs:
     """The epochs that are left of so many, as numbers from 0:
 
         for epoch in paceline.epochs(10):

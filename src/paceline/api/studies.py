@@ -18,16 +18,17 @@ from paceline.control import RunDirectory
 from paceline.control.lock import RunLock
 from paceline.control.removing import remove
 from paceline.exceptions import PacelineError, UsageError
-from paceline.observe import ENDED, RunStatus, words
-from paceline.observe.study import StudyData
-from paceline.observe.study_page import write_study_page
+from paceline.observe import ENDED, RunStatus
+from paceline.observe.analyse import wording
+from paceline.observe.analyse.study_data import StudyData
+from paceline.observe.show.study_page import write_study_page
 from paceline.plan import Job, make_plan
 from paceline.plan.grid import BUDGETS, Axis, StudyPlan, Trial, left, startable
 from paceline.storage.atomic import write_text_atomically
 
 __all__ = ["load_study", "print_line", "resume_study", "run_study", "study", "study_path"]
 
-_POLL_S = 0.1
+POLL_S = 0.1
 _TAIL = 5
 """Lines of a refused run's output that are repeated."""
 
@@ -191,7 +192,7 @@ class _Runner:
         self.stopped = False
         done = len(states) - len(self._waiting)
         before = f"; {done} of them have ended already" if done else ""
-        tell(f"{words.plural(len(states), 'run')} in {path}{before}")
+        tell(f"{wording.plural(len(states), 'run')} in {path}{before}")
 
     def run(self) -> None:
         """To the end, or until `stop`."""
@@ -209,7 +210,7 @@ class _Runner:
                     for name in self._waiting[:number]:
                         self._start(name)
                     del self._waiting[:number]
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
         except BaseException:
             self.stop(signal.SIGTERM)
             for process in self._running.values():
@@ -275,8 +276,10 @@ class _Runner:
         status = RunStatus.from_json(RunDirectory(self._path / "runs" / name).read_status())
         if state == "failed":
             return f"failed: {(status.error or '').splitlines()[0] if status.error else 'nobody said why'}"
-        metrics = "".join(f", {key} {words.metric(value)}" for key, value in list(status.metrics.items())[:3])
-        return f"{state} after {words.duration(status.elapsed_s)}{metrics}"
+        metrics = "".join(
+            f", {key} {wording.metric(value)}" for key, value in list(status.metrics.items())[:3]
+        )
+        return f"{state} after {wording.duration(status.elapsed_s)}{metrics}"
 
     def _state(self, name: str) -> str:
         run = RunDirectory(self._path / "runs" / name)

@@ -9,26 +9,26 @@ import typer
 from typer.core import TyperGroup
 
 from paceline import __version__
-from paceline.cli.certs import certs
-from paceline.cli.compare import compare
-from paceline.cli.completion import COMPLETE_VARIABLE, completion, prepare_completion
-from paceline.cli.export import export
+from paceline.cli.certs_command import certs
+from paceline.cli.compare_command import compare
+from paceline.cli.completion_command import COMPLETE_VARIABLE, completion, prepare_completion
+from paceline.cli.export_command import export
 from paceline.cli.job_file import TakesJobFile
-from paceline.cli.logs import logs
-from paceline.cli.metrics import metrics
-from paceline.cli.options import complain
-from paceline.cli.plan import plan
-from paceline.cli.remove import prune, rm
-from paceline.cli.report import report
-from paceline.cli.resume import resume
-from paceline.cli.run import run
-from paceline.cli.runs import runs
-from paceline.cli.scale import scale
-from paceline.cli.stop import stop
-from paceline.cli.study import study
-from paceline.cli.switch import switch
-from paceline.cli.top import top
-from paceline.cli.trace import trace
+from paceline.cli.logs_command import logs
+from paceline.cli.metrics_command import metrics
+from paceline.cli.parameters import complain
+from paceline.cli.plan_command import plan
+from paceline.cli.remove_command import prune, rm
+from paceline.cli.report_command import report
+from paceline.cli.resume_command import resume
+from paceline.cli.run_command import run
+from paceline.cli.runs_command import runs
+from paceline.cli.scale_command import scale
+from paceline.cli.stop_command import stop
+from paceline.cli.study_command import study
+from paceline.cli.switch_command import switch
+from paceline.cli.top_command import top
+from paceline.cli.trace_command import trace
 from paceline.exceptions import PacelineError, PlanError, UsageError
 
 __all__ = ["app", "main"]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.options import complain
-from paceline.observe import RunStatus, words
+from paceline.cli.parameters import complain
+from paceline.observe import RunStatus
+from paceline.observe.analyse import wording
 
-__all__ = ["finish"]
+__all__ = ["finish", "numbers"]
 
 EXIT_CODES = {"succeeded": 0, "stopped": 128 + signal.SIGINT}
 """Of a run that was stopped by another signal: 128 and its number, as shells have it."""
@@ -32,10 +33,10 @@ def finish(status: RunStatus) -> None:
         typer.echo(err=True)
     # Words stay whole; a path below may not, so that it can be copied.
     width = shutil.get_terminal_size().columns
-    ended = words.state(status).capitalize()
+    ended = wording.state(status).capitalize()
     colour = "yellow" if ended.lower() != status.state else COLOURS.get(status.state, "red")
     comma = "," if "," in ended else ""  # else it would have diverged after so long
-    text = textwrap.fill(ended + comma + _numbers(status), width)
+    text = textwrap.fill(ended + comma + numbers(status), width)
     typer.secho(text[: len(ended)], fg=colour, bold=True, nl=False, err=True)
     typer.echo(text[len(ended) :], err=True)
     if status.ended_early is not None:
@@ -51,15 +52,16 @@ def finish(status: RunStatus) -> None:
         raise typer.Exit(code)
 
 
-def _numbers(status: RunStatus) -> str:
-    text = f" after {words.duration(status.elapsed_s)}"
+def numbers(status: RunStatus) -> str:
+    """How long a run took, and how far it came: the end of a sentence that begins with its state."""
+    text = f" after {wording.duration(status.elapsed_s)}"
     if not status.version:
         return f"{text}, before the first update."
     facts = [
-        words.progress(status),
-        words.plural(status.version, "update"),
-        *words.rates(status),
-        *words.trouble(status),
+        wording.progress(status),
+        wording.plural(status.version, "update"),
+        *wording.rates(status),
+        *wording.trouble(status),
     ]
     return f"{text}: {', '.join(facts)}."
 
@@ -76,13 +78,13 @@ def _limit(status: RunStatus) -> str:
 def _metrics(status: RunStatus) -> dict[str, str]:
     if not status.version:
         return {}
-    metrics = [f"{name} {words.metric(value)}" for name, value in status.metrics.items()]
+    metrics = [f"{name} {wording.metric(value)}" for name, value in status.metrics.items()]
     last = {"last metrics": ", ".join(metrics)} if metrics else {}
     if status.ended_s:
-        last["time"] = words.times(status)
+        last["time"] = wording.times(status)
     if status.earlier_s:
-        last["all starts"] = words.all_starts(status)
-    return last | {"waiting": f"{words.percent(status.idleness)} of the workers' time"}
+        last["all starts"] = wording.all_starts(status)
+    return last | {"waiting": f"{wording.percent(status.idleness)} of the workers' time"}
 
 
 def _places(status: RunStatus) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """How roles talk: one protocol, carried by unix sockets (same host) or TCP.
 
 * `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a payload. Pure.
+* `messages.py`   the messages between the controller and the roles: one class and one kind for each.
+* `message_codec.py` reads and writes the bodies of such messages, and validates them.
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
 * `tls.py`        TLS under a TCP link, and which role's certificate the other side must have.
 * `certificates.py` makes and reads a run's certificates.
@@ -14,9 +16,10 @@
 * `memory.py`     Region: shared memory without a name, handed over as a file descriptor.
 * `compression/`  what a gradient weighs on a link: ways to write a slice.
 * `transfer.py`   Transfer: how payloads travel (compressed, overlapped, prefetched), and in which modes.
-* `faults.py`      faults on purpose, in a role, at a step; for tests.
+* `faults.py`     faults on purpose, in a role, at a step: what roles ask for; for tests.
+* `loading.py`    loads what is named `module:function`.
 * `protection.py`  checks left out on purpose; for the benchmark of what they cost.
-* `impairment.py` a link that is worse than it is, for tests and benchmarks.
+* `impairment.py` conditions of a link that is made worse on purpose, for tests and benchmarks.
 
 Nothing on a socket is ever unpickled, and nothing is allocated for a length that was not checked.
 """

@@ -23,7 +23,7 @@ _LAST_S = 0.2
 class Aside:
     """Writes in order: what is small and has room goes at once, the rest in a thread. One thread uses it.
 
-    What breaks the socket is raised by the next `write`, and ends the socket, so that who reads it sees it.
+    What breaks the socket is raised by the next `write`, and ends the socket, so that its reader sees it.
     """
 
     def __init__(self, sock: Stream) -> None:

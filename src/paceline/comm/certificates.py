@@ -42,8 +42,8 @@ class Authority:
 
     def __init__(self, run: str, certificate: Any, key: Any) -> None:
         self.run = run
-        self._certificate = certificate
-        self._key = key
+        self.certificate = certificate
+        self.key = key
 
     @classmethod
     def new(cls, run: str) -> Self:
@@ -89,25 +89,25 @@ class Authority:
     @property
     def pem(self) -> str:
         """Its certificate."""
-        return _pem(self._certificate)
+        return _pem(self.certificate)
 
     def issue(self, role: str, *, lasting: timedelta, hosts: Sequence[str] = ()) -> Certificate:
         """A certificate for a role, with a new key.
 
         Args:
             lasting: from now.
-            hosts: names or addresses; the certificate is good for who listens there. Empty: anywhere.
+            hosts: names or addresses; the certificate is good for listeners there. Empty: anywhere.
         """
         from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
         key = generate_private_key(SECP256R1())
-        ends = min(datetime.now(UTC) + lasting, self._certificate.not_valid_after_utc)
-        made = _signed(self.run, role, key.public_key(), self._certificate, self._key, ends, hosts)
+        ends = min(datetime.now(UTC) + lasting, self.certificate.not_valid_after_utc)
+        made = _signed(self.run, role, key.public_key(), self.certificate, self.key, ends, hosts)
         return Certificate(run=self.run, role=role, authority=self.pem, chain=_pem(made), key=_key_pem(key))
 
     def write(self, directory: Path) -> None:
         """Keep it, with its key."""
-        _write(directory / "ca.key", _key_pem(self._key), 0o600)
+        _write(directory / "ca.key", _key_pem(self.key), 0o600)
         _write(directory / "ca.pem", self.pem, 0o644)
 
 
@@ -119,7 +119,7 @@ class Certificates:
 
     @classmethod
     def for_run(cls, run: str) -> Self:
-        """New ones. Nobody can make another: the authority's key is forgotten."""
+        """New ones. No other can be made: the authority's key is forgotten."""
         authority = Authority.new(run)
         lasting = timedelta(days=_OWN_DAYS)
         return cls({role: authority.issue(role, lasting=lasting) for role in ROLES})

@@ -1,13 +1,14 @@
 """One clock for all roles of a run, on whichever host they are.
 
-On one host the monotonic clock is everybody's. A role elsewhere asks the controller for the time, a few
+On one host all processes share the monotonic clock. A role elsewhere asks the controller for the time, a few
 times over: the quickest answer is the least wrong, by half its round trip at most.
 """
 
 from time import perf_counter_ns
 
 from paceline.comm.connection import Connection, Frame
-from paceline.comm.frames import Kind, field
+from paceline.comm.frames import Kind
+from paceline.comm.messages import CLOCK_ANSWER, TimeAsked, TimeTold
 from paceline.exceptions import FrameError
 
 __all__ = ["answer_clock", "ask_clock"]
@@ -20,12 +21,11 @@ def ask_clock(connection: Connection) -> int:
     found = []
     for _ in range(ROUNDS):
         before = perf_counter_ns()
-        connection.send(Kind.CLOCK)
+        connection.tell(TimeAsked())
         reply = connection.receive()
         after = perf_counter_ns()
-        if reply.kind is not Kind.CLOCK:
-            raise FrameError(f"{reply.kind.name} instead of CLOCK")
-        found.append((after - before, field(reply.body, "ns", int) - (before + after) // 2))
+        told = CLOCK_ANSWER.read(reply.kind, reply.body)
+        found.append((after - before, told.ns - (before + after) // 2))
     return min(found)[1]
 
 
@@ -35,5 +35,5 @@ def answer_clock(connection: Connection, offset_ns: int) -> Frame:
         frame = connection.receive()
         if frame.kind is not Kind.CLOCK:
             return frame
-        connection.send(Kind.CLOCK, {"ns": perf_counter_ns() + offset_ns})
+        connection.tell(TimeTold(perf_counter_ns() + offset_ns))
     raise FrameError("asks for the time and says nothing")

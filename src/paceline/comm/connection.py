@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from paceline.comm import frames, handshake
 from paceline.comm.aside import Aside
-from paceline.comm.frames import Kind
+from paceline.comm.faults import Tamper, tamper_with
+from paceline.comm.frames import Body, Kind
+from paceline.comm.message_codec import body_of
 from paceline.comm.tls import SecureSocket, Stream
 from paceline.exceptions import AuthError, FrameError, LinkError
 
@@ -32,7 +34,8 @@ def spin_for(nbytes: int, threads: int) -> float:
     """Seconds to look for an answer before sleeping for it.
 
     A small model's answer comes sooner than a sleeping process wakes up (a virtual machine's core takes
-    100 µs and more). Nobody looks when the exchange is long, or when a thread would lack the core for it.
+    100 µs and more). A role does not spin when the exchange is long, or when a thread would
+    lack the core for it.
 
     Args:
         threads: of all roles of this host together.
@@ -41,7 +44,7 @@ def spin_for(nbytes: int, threads: int) -> float:
     return SPIN_S if small and threads <= len(os.sched_getaffinity(0)) else 0.0
 
 
-_Due = tuple[Kind, dict[str, Any], Sequence[memoryview], Sequence[int]]
+_Due = tuple[Kind, Body, Sequence[memoryview], Sequence[int]]
 """What `send` is called with."""
 
 
@@ -50,9 +53,20 @@ class _Kept(NamedTuple):
 
     number: int
     kind: Kind
-    body: dict[str, Any]
+    body: Body
     payload: Sequence[memoryview]
     descriptors: Sequence[int]
+
+
+class SocketState(NamedTuple):
+    """A socket with its keys and the numbers of its frames: all that a link needs to go on over it."""
+
+    sock: Stream
+    keys: handshake.Keys
+    sent: int
+    received: int
+    unread: int
+    """Bytes of the last frame's payload that are still in the socket."""
 
 
 @dataclass(slots=True)
@@ -64,7 +78,7 @@ class Frame:
     """
 
     kind: Kind
-    body: dict[str, Any]
+    body: Body
     payload_bytes: int
     descriptors: list[int]
     blob: bytes | None = None
@@ -76,8 +90,8 @@ class Connection:
 
     Where both sides `keep` what they send, a link that breaks can go on over another socket (`go_on`): both
     say how many frames have come, and what is missing is sent again. So each frame is received exactly once,
-    in order, however often the link breaks. Request and reply take turns there, so whoever receives something
-    knows that all it had sent has come.
+    in order, however often the link breaks. Request and reply take turns there, so the side that receives
+    something knows that all it had sent has arrived.
     """
 
     def __init__(self, sock: Stream, keys: handshake.Keys) -> None:
@@ -90,9 +104,7 @@ class Connection:
         self.payload_sent = 0
         self.payload_received = 0
         """Bytes of payloads so far; frames themselves and shared memory do not count."""
-        self.damage = ""
-        """What happens to the next frame that is sent, in tests: see `faults.py`."""
-        self._delayed = b""
+        self._tamper: Tamper | None = None
         self._aside: Aside | None = None
         self._kept: list[_Kept] | None = None
         # Frames of this link that went over sockets before this one. Probes are none: they may be lost.
@@ -126,6 +138,11 @@ class Connection:
         return self._kept is not None
 
     @property
+    def num_kept(self) -> int:
+        """Number of frames that are kept until the other side answers."""
+        return len(self._kept or ())
+
+    @property
     def received(self) -> int:
         """Frames of this link that have come, whole."""
         return self._received_before + self._received - bool(self._unread)
@@ -142,11 +159,13 @@ class Connection:
                 raise LinkError(f"{self.peer} lacks frames that are gone")
             sent, received, timeout = self._sent_before + self._sent, self.received, self.sock.gettimeout()
             self.sock.close()
-            self.sock, self._keys = other.sock, other._keys
+            self.sock, self._keys, self._sent, self._received, _ = other.socket_state
             self.sock.settimeout(timeout)
-            self._sent, self._received, self._unread = other._sent, other._received, 0
+            self._unread = 0
             self._sent_before, self._received_before = theirs - self._sent, received - self._received
-            self._kept, self._delayed = [], b""
+            self._kept = []
+            if self._tamper is not None:
+                self._tamper.delayed = b""
             try:
                 for each in missing:
                     self.send(each.kind, each.body, each.payload, each.descriptors)
@@ -155,7 +174,7 @@ class Connection:
                 raise
 
     def _keep(
-        self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview], descriptors: Sequence[int]
+        self, kind: Kind, body: Body, payload: Sequence[memoryview], descriptors: Sequence[int]
     ) -> None:
         if self._kept is not None:
             number = self._sent_before + self._sent
@@ -163,7 +182,7 @@ class Connection:
 
     @staticmethod
     def _forget_answered(kept: list[_Kept]) -> None:
-        """Whoever answers has what was sent before, except for pulls at the end: a server answers a pull when
+        """A peer that answers has all earlier frames, except for final pulls: a server answers a pull when
         the lead says so, and that may come sooner than the pull, which may be lost on its way."""
         last = max((at for at, each in enumerate(kept) if each.kind is not Kind.PULL), default=-1)
         del kept[: last + 1]
@@ -190,13 +209,26 @@ class Connection:
 
     def renew(self, fresh: "Connection") -> None:
         """Go on over another connection's socket, from its first frame that is not sent or read yet."""
-        self.sock, self._keys, self.local = fresh.sock, fresh._keys, fresh.local
-        self._sent, self._received, self._unread = fresh._sent, fresh._received, fresh._unread
+        self.local = fresh.local
+        self.sock, self._keys, self._sent, self._received, self._unread = fresh.socket_state
+
+    @property
+    def socket_state(self) -> SocketState:
+        """For another Connection that goes on over this one's socket."""
+        return SocketState(self.sock, self._keys, self._sent, self._received, self._unread)
+
+    def damage_next(self, kind: str) -> None:
+        """Damage the next frame that is sent, for tests: see `faults.py`."""
+        self._tamper = tamper_with(kind, self._tamper)
+
+    def tell(self, said: tuple[Any, ...]) -> None:
+        """Send a message (`messages.py`) as a frame of its kind."""
+        self.send(*body_of(said))
 
     def send(
         self,
         kind: Kind,
-        body: dict[str, Any] | None = None,
+        body: Body | None = None,
         payload: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -216,7 +248,7 @@ class Connection:
                 self._send(kind, body or {}, payload, descriptors)
 
     def _send(
-        self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview], descriptors: Sequence[int]
+        self, kind: Kind, body: Body, payload: Sequence[memoryview], descriptors: Sequence[int]
     ) -> None:
         size = sum(view.nbytes for view in payload)
         head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
@@ -225,12 +257,11 @@ class Connection:
         elif self._kept is not None:
             self._keep(kind, body, payload, descriptors)
         self._sent += 1
-        if self.damage or self._delayed:
-            if not self._suffer(head, payload):
+        if self._tamper is not None:
+            left = self._tamper(self.sock, head, payload)
+            if left is None:
                 return
-            if self.damage == "flip":
-                self.damage = ""
-                head = head[:-1] + bytes([head[-1] ^ 1])
+            head = left
         write = self.sock.sendall if self._aside is None else self._aside.write
         try:
             if descriptors:
@@ -248,34 +279,10 @@ class Connection:
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
 
-    def _suffer(self, head: bytes, payload: Sequence[memoryview]) -> bool:
-        """Faults on purpose. False: nothing of this frame is to be sent any more."""
-        damage = self.damage
-        if damage == "flip":
-            return True
-        self.damage = ""
-        whole = b"".join([head, *payload])
-        with contextlib.suppress(OSError):
-            match damage:
-                case "cut":
-                    self.sock.sendall(whole[: len(whole) // 2])
-                    self.sock.shutdown(socket.SHUT_RDWR)
-                case "hangup":
-                    self.sock.sendall(whole)
-                    self.sock.shutdown(socket.SHUT_RDWR)
-                case "duplicate":
-                    self.sock.sendall(whole + whole)
-                case "reorder":
-                    self._delayed = whole
-                case "":
-                    self.sock.sendall(whole + self._delayed)  # what should have come first
-                    self._delayed = b""
-        return False
-
     def send_streamed(
         self,
         kind: Kind,
-        body: dict[str, Any],
+        body: Body,
         payload: Iterator[memoryview],
         whole: Sequence[memoryview],
     ) -> None:
@@ -285,7 +292,7 @@ class Connection:
             LinkError: the other side is gone, or the pieces were not the whole: the link is
                 then of no more use.
         """
-        if self.damage or self._delayed:
+        if self._tamper is not None and self._tamper.active:
             for _ in payload:
                 pass
             self.send(kind, body, whole)

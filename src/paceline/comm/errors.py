@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline import exceptions
 from paceline.causes import explained
+from paceline.comm.frames import Body
 from paceline.exceptions import PacelineError
 
 __all__ = ["error_body", "error_of", "shortened"]
@@ -19,7 +20,7 @@ _TRACEBACK_BYTES = 32 << 10
 """As JSON. Together they fit into an ERROR frame with room to spare."""
 
 
-def error_body(error: BaseException, traceback: str = "", **more: Any) -> dict[str, Any]:
+def error_body(error: BaseException, traceback: str = "", **more: Any) -> Body:
     """The body of an ERROR frame: never larger than a frame may be, whatever the exception says.
 
     Args:
@@ -39,7 +40,7 @@ def error_body(error: BaseException, traceback: str = "", **more: Any) -> dict[s
     return body | more
 
 
-def error_of(body: dict[str, Any]) -> PacelineError:
+def error_of(body: Body) -> PacelineError:
     """What an ERROR frame says, as an exception."""
     kind = getattr(exceptions, str(body.get("error")), PacelineError)
     known = isinstance(kind, type) and issubclass(kind, PacelineError)

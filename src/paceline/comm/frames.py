@@ -16,13 +16,14 @@ import hmac
 import json
 import struct
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from paceline.exceptions import FrameError, MessageError, PacelineError
 
 __all__ = [
     "HEADER_BYTES",
     "WITH_DESCRIPTORS",
+    "Body",
     "Header",
     "Kind",
     "check",
@@ -30,10 +31,13 @@ __all__ = [
     "encode",
     "field",
     "parse_header",
+    "tag_of",
     "verify",
 ]
 
 T = TypeVar("T")
+Body: TypeAlias = dict[str, Any]
+"""The body of a frame: a JSON object."""
 _HEADER = struct.Struct("<2sBBIQQ")
 _MAGIC = b"PL"
 _TAG_BYTES = 16
@@ -45,7 +49,7 @@ _MAX_PAYLOAD = 1 << 44
 
 
 class Kind(IntEnum):
-    """What a frame says. The comment names who sends it to whom."""
+    """The kind of a frame. The comment names sender and receiver."""
 
     HELLO = 1  # any → any, first frame: who I am
     ERROR = 2  # any → any: what went wrong, then the connection closes
@@ -67,23 +71,42 @@ class Kind(IntEnum):
     DONE = 17  # follower → lead: part of a checkpoint written, or a partial norm
     READY = 18  # role → controller: I listen here
     START = 19  # controller → role: the servers are there
-    STATS = 20  # role → controller: what happened since the last one
+    STATS = 20  # lead → controller: progress of the run
     CHECKPOINT = 21  # controller → lead: save now
     STOP = 22  # controller → role: end now
     PULL = 23  # worker → server: fresh parameters without a push (after a rest)
     SLICE = 24  # worker → server: a slice of the gradient that the next PUSH announces
     SWITCH = 25  # controller → lead: go on in another mode
     MEET = 26  # worker ↔ worker: members of a group tell each other what they do
-    LEAVE = 28  # controller → lead: let these workers go
+    LEAVE = 28  # controller → lead: let this worker go
     PROBE = 30  # worker → server: I still wait; server → worker: behind all that I sent
     RESUMED = 31  # server → worker: the link goes on here; so many frames of yours have come
     SENDS = 29  # worker → server: the slices that my pushes bring from now on
-    CLOCK = 27  # role → controller: what time is it? and the answer
+    CLOCK = 27  # role → controller: what time is it?
     VOTE = 42  # worker → lead: does the run end early? and whether this worker wants it to
     VERDICT = 43  # lead → worker: the answer
     CALL = 44  # worker → lead: a small value for the others that call at the same place
     ANSWER = 45  # lead → worker: theirs
-    HEARD = 40  # controller → role: your last words are kept, you may end
+    HEARD = 40  # controller → role: your last message is journaled, you may end
+    TIME = 50  # controller → role: the answer to CLOCK
+    NOTE = 51  # role → controller: a message for the user
+    WORKER_REPORT = 52  # worker → controller: its progress
+    METRICS = 53  # worker → controller: values that its script has logged
+    SERVER_REPORT = 54  # server → controller: its progress
+    STRANGER = 55  # server → controller: a connection was refused
+    SAVE_BEGUN = 56  # lead → controller: the checkpoint has begun
+    SAVE_CUT = 57  # lead → controller: the checkpoint needs no worker any more
+    SAVE_ENDED = 58  # lead → controller: the checkpoint is written, or failed
+    REPLACE = 59  # lead → controller: restart a worker
+    ENDS_EARLY = 60  # lead → controller: the run ends early
+    REPLICATED = 61  # lead → controller: every slice has all its replicas
+    EMPTIED = 62  # lead → controller: a server has handed over its slices
+    UNREACHABLE = 63  # lead → controller: workers cannot reach a server
+    MODE = 64  # lead → controller: the run's mode from a version on
+    SWITCH_REFUSED = 65  # lead → controller: a switch is impossible
+    SNAPSHOT = 66  # controller → lead: save at the next opportunity
+    EMPTY = 67  # controller → lead: let this server go
+    END_EARLY = 68  # controller → lead: end the run in order
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -105,7 +128,14 @@ _BODY_LIMIT = {
     Kind.CALL: _LARGE,
     Kind.ANSWER: _LARGE,
     Kind.START: 4 << 20,  # the address of every server
-    Kind.STATS: 4 << 20,  # whatever a script logs
+    Kind.STATS: 4 << 20,  # accounts of every epoch
+    Kind.METRICS: 4 << 20,  # all that a script logs
+    Kind.WORKER_REPORT: 4 << 20,
+    Kind.NOTE: 4 << 20,  # may quote a script
+    Kind.ENDS_EARLY: 4 << 20,  # may quote a script
+    Kind.REPLACE: 4 << 20,  # names every worker that waits
+    Kind.SAVE_ENDED: 4 << 20,
+    Kind.STRANGER: 4 << 20,
 }
 _WITH_PAYLOAD = frozenset(
     [
@@ -136,7 +166,7 @@ class Header(NamedTuple):
     tag: bytes
 
 
-def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: int, key: bytes) -> bytes:
+def encode(kind: Kind, body: Body, *, sequence: int, payload_bytes: int, key: bytes) -> bytes:
     """Header, tag and body of a frame, ready to send.
 
     Raises:
@@ -144,15 +174,15 @@ def encode(kind: Kind, body: dict[str, Any], *, sequence: int, payload_bytes: in
     """
     text = _text(kind, body, payload_bytes)
     raw = _HEADER.pack(_MAGIC, kind, 0, len(text), sequence, payload_bytes)
-    return raw + _tag(key, raw, text) + text
+    return raw + tag_of(key, raw, text) + text
 
 
-def check(kind: Kind, body: dict[str, Any]) -> None:
+def check(kind: Kind, body: Body) -> None:
     """Raise MessageError if a frame with this body could not be sent, as `encode` does."""
     _text(kind, body, 0)
 
 
-def _text(kind: Kind, body: dict[str, Any], payload_bytes: int) -> bytes:
+def _text(kind: Kind, body: Body, payload_bytes: int) -> bytes:
     try:
         text = _ENCODER.encode(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -178,13 +208,13 @@ def parse_header(data: bytes) -> Header:
 
 def verify(header: Header, body: bytes | bytearray, *, sequence: int, key: bytes) -> None:
     """Check tag and sequence. Raises FrameError; nothing of the body was parsed."""
-    if not hmac.compare_digest(_tag(key, header.raw, body), header.tag):
+    if not hmac.compare_digest(tag_of(key, header.raw, body), header.tag):
         raise FrameError(f"a {header.kind.name} frame with a wrong tag")
     if header.sequence != sequence:
         raise FrameError(f"frame {header.sequence} where {sequence} was due: replayed or lost")
 
 
-def decode_body(body: bytes | bytearray) -> dict[str, Any]:
+def decode_body(body: bytes | bytearray) -> Body:
     """Parse a verified body: a JSON object. Raises FrameError."""
     try:
         value = json.loads(body.decode())  # of bytes it would guess the encoding first
@@ -195,7 +225,7 @@ def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-def field(body: dict[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+def field(body: Body, name: str, kind: type[T], default: T | None = None) -> T:
     """A field of a body, of the right type; FrameError if it is absent or another type."""
     value = body.get(name, default)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -214,7 +244,8 @@ def _bound(kind: Kind, body_bytes: int, payload_bytes: int, error: type[Paceline
         )
 
 
-def _tag(key: bytes, raw: bytes, body: bytes | bytearray) -> bytes:
+def tag_of(key: bytes, raw: bytes, body: bytes | bytearray) -> bytes:
+    """The tag of a frame with this header and body."""
     digest = hashlib.blake2b(raw, key=key, digest_size=_TAG_BYTES)
     digest.update(body)
     return digest.digest()

@@ -1,6 +1,6 @@
 """One thread that serves many connections: accepts, authenticates, reads frames, calls back.
 
-Newcomers are authenticated in a thread of their own, so that a stranger holds nobody up. Other
+Newcomers are authenticated in a thread of their own, so that a stranger holds up no other connection. Other
 threads hand work to the hub's thread with `post`. Servers and the controller are built on it.
 """
 
@@ -14,12 +14,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.comm.clocks import answer_clock
 from paceline.comm.connection import Connection, Frame
 from paceline.comm.errors import error_body
-from paceline.comm.frames import Kind, field
+from paceline.comm.frames import Body, Kind, field
 from paceline.comm.meeting import Listener, accept
 from paceline.comm.tls import Secret, SecureSocket
 from paceline.exceptions import AuthError, FrameError, LinkError, PacelineError
@@ -28,7 +28,7 @@ __all__ = ["Hub", "HubHandler"]
 
 _MAX_NEWCOMERS = 64
 """Connections of one kind that may be authenticating at once; more are closed at once. Strangers come by
-TCP, so they cannot keep out who is on this host."""
+TCP, so they cannot keep out roles of this host."""
 
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
@@ -37,7 +37,7 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 class HubHandler(Protocol):
     """What a hub calls, always in its own thread."""
 
-    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+    def on_hello(self, connection: Connection, body: Body) -> None:
         """An authenticated newcomer said who it is; `connection.peer` is set."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
@@ -55,7 +55,7 @@ class Hub:
 
     Args:
         patience_s: a peer may pause this long in the middle of a frame, or not read what we send.
-        clock_ns: from this host's monotonic clock to the run's time, for newcomers who ask.
+        clock_ns: from this host's monotonic clock to the run's time, for newcomers that ask.
 
     Raises:
         LinkError: the listener is open to every network, and the run has no TLS.
@@ -114,7 +114,7 @@ class Hub:
                         self._calls.get_nowait()()
             else:
                 assert isinstance(key.fileobj, socket.socket)
-                self._accept(key.fileobj)
+                self.accept(key.fileobj)
 
     def _waiting(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Connections with something to read that the selector does not see, and whatever it sees."""
@@ -137,7 +137,7 @@ class Hub:
     def post(self, call: Callable[[], None]) -> None:
         """Have the hub's thread call something soon. From any thread."""
         self._calls.put(call)
-        with contextlib.suppress(OSError):  # woken already, or closed: then nobody will call
+        with contextlib.suppress(OSError):  # woken already, or closed: then it is never called
             self._waker.send(b".")
 
     def add(self, connection: Connection) -> None:
@@ -192,7 +192,12 @@ class Hub:
         else:
             self.handle(connection, frame)
 
-    def _accept(self, listening: socket.socket) -> None:
+    def accept(self, listening: socket.socket) -> None:
+        """Accept a connection that is announced, if it is still there, and authenticate it in a thread.
+
+        Raises:
+            OSError: there are no file descriptors left.
+        """
         try:
             sock, _ = listening.accept()
         except OSError as error:
@@ -232,7 +237,7 @@ class Hub:
         self._newcomers[family] -= 1
         self.handler.on_stranger(reason)
 
-    def _welcome(self, connection: Connection, body: dict[str, Any]) -> None:
+    def _welcome(self, connection: Connection, body: Body) -> None:
         self._newcomers[connection.sock.family] -= 1
         self.add(connection)
         try:

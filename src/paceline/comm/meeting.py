@@ -11,7 +11,7 @@ from typing import Any
 from paceline.comm import handshake
 from paceline.comm.connection import Connection
 from paceline.comm.frames import field
-from paceline.comm.impairment import LinkConditions, impaired
+from paceline.comm.impairment import LinkConditions
 from paceline.comm.tls import Secret, SecureSocket, Stream, secure
 from paceline.exceptions import AuthError, LinkError
 
@@ -71,7 +71,7 @@ class Listener:
             self.sockets.append(remote)
         for sock in self.sockets:
             sock.listen(128)
-            # Who left between being announced and being accepted must not block the others.
+            # A peer that left between being announced and being accepted must not block the others.
             sock.setblocking(False)
         self.address = Address(unix=name, host=host, port=port)
 
@@ -96,7 +96,7 @@ def accept(sock: socket.socket, secret: bytes) -> Connection:
     """Authenticate a connection just accepted by a Listener's socket. Blocking, bounded in time.
 
     Args:
-        secret: a `Secret` with a certificate has who comes by TCP show one, too.
+        secret: a `Secret` with a certificate has peers that come by TCP show one, too.
 
     Raises:
         AuthError: the other side is a stranger; the socket is closed.
@@ -137,8 +137,8 @@ def connect(
         conditions: of a worse link to emulate (`paceline.testing.slow_links`), which is a TCP link.
 
     Raises:
-        LinkError: nobody listens there.
-        AuthError: who listens there does not know the secret, or is silent.
+        LinkError: no process listens there.
+        AuthError: the process that listens there does not know the secret, or is silent.
     """
     sock = None
     if link != "tcp" and conditions is None:
@@ -161,7 +161,7 @@ def connect(
         connection = Connection(stream, handshake.initiate(stream, secret, within_s=HANDSHAKE_S))
         _tune(stream)
         if conditions is not None:
-            worse = impaired(sock, conditions)
+            worse = conditions.wrap(sock)
             if isinstance(stream, SecureSocket):
                 stream.replace(worse)
             else:
@@ -180,7 +180,7 @@ def connect(
 
 
 def _connect_on_host(name: str | None) -> socket.socket:
-    """A socket connected to an abstract unix name; OSError if nobody on this host has it."""
+    """A socket connected to an abstract unix name; OSError if no process on this host has it."""
     if name is None:
         raise OSError("it listens on TCP only")
     deadline = time.monotonic() + HANDSHAKE_S
@@ -201,7 +201,7 @@ def _connect_on_host(name: str | None) -> socket.socket:
 
 
 def _check_listener(stream: SecureSocket, peer: str, host: str) -> None:
-    """Who listens there must have the certificate of the role that is expected, good for that host."""
+    """The listener must have a certificate of the expected role that is good for that host."""
     named, role = stream.named, peer.partition(":")[0]
     if named.role != role:
         raise AuthError(

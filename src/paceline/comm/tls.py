@@ -8,8 +8,9 @@ expired, names this run, and is of the role that it is met as:
 So a worker's certificate cannot act as a server's. Hosts may be named in it as well; then it is good there
 only. Certificates are made by `certificates.py`; this file needs Python's own `ssl` only.
 
-Why a socket of our own: one thread sends while another receives (`worker/pipeline.py`), and OpenSSL's objects
-are not made for that. Here they are used under a lock, and the kernel is waited for outside of it.
+Why a socket of our own: one thread sends while another receives (`worker/exchange/pipeline.py`), and
+OpenSSL's objects are not made for that. Here they are used under a lock, and the kernel is waited for
+outside of it.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ _SCHEME = "paceline://"
 _CHUNK_BYTES = 256 << 10
 """What is encrypted before it is sent, and received before it is decrypted: fits a core's cache."""
 _FAREWELL_S = 0.5
-"""How long who is refused is given to read why."""
+"""How long a refused peer is given to read the reason."""
 
 _REFUSED_BY_US = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
@@ -58,7 +59,7 @@ class Certificate:
     """The name that every certificate of the run carries."""
     role: str
     authority: str
-    """Certificate of who signs for this run."""
+    """Certificate of the authority that signs for this run."""
     chain: str
     """The role's own certificate."""
     key: str = field(repr=False)
@@ -77,7 +78,7 @@ class Certificate:
 class Secret(bytes):
     """A run's secret, and beside it the certificate that this role shows, if the run has TLS.
 
-    It is the secret itself, so that whoever hands the secret on hands on both.
+    It is the secret itself, so that code which passes the secret on passes both on.
     """
 
     certificate: Certificate | None
@@ -116,9 +117,9 @@ class SecureSocket:
     def __init__(self, sock: socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO):
         self.family = sock.family
         self._sock = sock
-        self._tls = tls
+        self.tls = tls
         self._incoming = incoming
-        self._outgoing = outgoing
+        self.outgoing = outgoing
         self._lock = threading.Lock()
         self._room = memoryview(bytearray(_CHUNK_BYTES))
         self.named = _named(tls)
@@ -126,9 +127,9 @@ class SecureSocket:
 
     @property
     def waiting(self) -> bool:
-        """Whether something has been received that nobody has read."""
+        """Whether received data is still to be read."""
         with self._lock:
-            return bool(self._tls.pending() or self._incoming.pending)
+            return bool(self.tls.pending() or self._incoming.pending)
 
     def sendall(self, data: bytes | memoryview) -> None:
         """As a socket's."""
@@ -137,8 +138,8 @@ class SecureSocket:
             end = min(len(view), done + _CHUNK_BYTES)
             with self._lock:
                 while done < end:
-                    done += self._tls.write(view[done:end])
-                sealed = self._outgoing.read()
+                    done += self.tls.write(view[done:end])
+                sealed = self.outgoing.read()
             self._sock.sendall(sealed)
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:
@@ -165,7 +166,7 @@ class SecureSocket:
         done, count = 0, 1
         try:
             while done < len(room) and count:
-                got: Any = self._tls.read(len(room) - done, room[done:])  # a count, with a buffer
+                got: Any = self.tls.read(len(room) - done, room[done:])  # a count, with a buffer
                 count = int(got)
                 done += count
         except ssl.SSLWantReadError:
@@ -180,7 +181,7 @@ class SecureSocket:
         return bytes(room[: self.recv_into(room)])
 
     def replace(self, sock: socket) -> None:
-        """Go on over another socket that leads to the same place. Nobody may be using this one."""
+        """Go on over another socket that leads to the same place. No thread may be using this one."""
         self._sock = sock
 
     @property
@@ -238,7 +239,7 @@ def secure(sock: socket, certificate: Certificate, *, listening: bool, within_s:
     # Small messages follow one another here: without this the second waits for the first to be confirmed.
     sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = _context(certificate, listening).wrap_bio(incoming, outgoing, server_side=listening)
+    tls = context_of(certificate, listening).wrap_bio(incoming, outgoing, server_side=listening)
     while True:
         try:
             tls.do_handshake()
@@ -274,8 +275,8 @@ def inspect(certificate: Certificate) -> Named:
     """
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
-        _context(certificate, False).wrap_bio(back, there, server_side=False),
-        _context(certificate, True).wrap_bio(there, back, server_side=True),
+        context_of(certificate, False).wrap_bio(back, there, server_side=False),
+        context_of(certificate, True).wrap_bio(there, back, server_side=True),
     )
     try:
         for end in (*ends, ends[0]):
@@ -287,10 +288,10 @@ def inspect(certificate: Certificate) -> Named:
 
 
 @functools.lru_cache(maxsize=16)
-def _context(certificate: Certificate, listening: bool) -> ssl.SSLContext:
+def context_of(certificate: Certificate, listening: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listening else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Who it is says the URI, and `connect` looks at the host's name if the certificate has any.
+    # The URI names the role, and `connect` looks at the host's name if the certificate has any.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate.authority)
@@ -303,7 +304,7 @@ def _context(certificate: Certificate, listening: bool) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """A path for those who take nothing else; on Linux of no file on a disk."""
+    """A path for APIs that take nothing else; on Linux of no file on a disk."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("certificate"), "w") as file:
             file.write(text)

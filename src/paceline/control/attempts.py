@@ -16,8 +16,7 @@ class Attempt:
     number: int
     """Counted from 0."""
     after: int | None
-    """The attempt of the process that it replaces, whose steps go on; None: it begins, or goes on from a
-    checkpoint."""
+    """The attempt that it replaces and whose steps it continues; None: it starts the run or a checkpoint."""
 
 
 class Attempts:
@@ -40,7 +39,7 @@ class Attempts:
             self._since = {int(rank): int(n) for rank, n in known["since"].items()}
 
     def begin_anew(self) -> None:
-        """The run begins, or all workers go on from a checkpoint: nobody replaces a process from before."""
+        """The run starts, or all workers start again from a checkpoint: none replaces an earlier process."""
         self._since = dict(self._started)
 
     def start(self, rank: int) -> Attempt:

@@ -1,4 +1,4 @@
-"""What roles are told when they are started: ServerConfig's and WorkerConfig's fields, as plain JSON."""
+"""The configuration that roles are started with: fields of ServerConfig and WorkerConfig, as plain JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,14 @@ from paceline.control.rendezvous import HOST
 from paceline.control.rundir import RunDirectory
 from paceline.observe.thinning import value_rows
 from paceline.plan import Plan
-from paceline.plan.program import search_path
+from paceline.plan.job import settings_for
+from paceline.plan.option import RoleKind
+from paceline.plan.program_check import search_path
 
 __all__ = ["server_config", "worker_config"]
 
 _LAST_RESORT_S = 10.0
-"""A worker waits so much longer for the lead than anybody whom the lead might name or have replaced."""
+"""Seconds that a worker waits for the lead beyond the deadline of any role that the lead might report."""
 
 
 def server_config(
@@ -32,16 +34,7 @@ def server_config(
         "worker_threads": sum(role.threads for role in plan.workers),
         "run_dir": str(run.path),
         "lead": lead,
-        "replicas": job.replicas,
-        "checkpoint_every": job.checkpoint_every,
-        "keep_checkpoints": job.keep_checkpoints,
-        "max_updates": job.max_updates,
-        "max_samples": job.max_samples,
-        "records_mb": job.records_mb,
         "resume": None if resume is None else str(resume),
-        "clip_norm": job.clip_norm,
-        "norm_bound": job.norm_bound,
-        "schedule": list(job.schedule),
         "import_from": search_path(job) if job.optimizers else None,
     }
 
@@ -64,15 +57,9 @@ def worker_config(
     return {
         **common,
         **_of_any_role(plan, run, "worker", common["rank"]),
-        # All workers cut the parameters for those that the run began with, whoever came and went since.
+        # All workers partition the parameters for the servers that the run began with.
         "servers": len(plan.servers),
         "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
-        "link": job.link,
-        "seed": job.seed,
-        "compress": job.compress,
-        "compress_replies": job.compress_replies,
-        "overlap": job.overlap,
-        "prefetch": job.prefetch,
         "tells_norms": job.norm_bound is not None,
         "master": [HOST, meeting_port] if job.torchrun_env else None,
         "values_in": str(run.path / "raw"),
@@ -82,20 +69,16 @@ def worker_config(
         "steps_before": steps_before,
         "ledger_in": str(run.path / "raw"),
         "script": job.script if job.module or job.script is None else str(Path(job.script).resolve()),
-        "module": job.module,
         "search": search_path(job),
-        "args": list(job.args),
     }
 
 
-def _of_any_role(plan: Plan, run: RunDirectory, role: str, rank: int) -> dict[str, Any]:
-    job = plan.job
-    # Who joins later is like the first of its kind.
+def _of_any_role(plan: Plan, run: RunDirectory, role: RoleKind, rank: int) -> dict[str, Any]:
+    # A role that joins later is configured like the first of its kind.
     alike = [r for r in plan.roles if r.role == role]
     return {
+        **settings_for(role, plan.job),
         "groups": [list(group) for group in plan.groups],
-        "deadline_s": job.deadline_s,
-        "optimizers": list(job.optimizers),
         "threads": next((r for r in alike if r.rank == rank), alike[0]).threads,
-        "spans_in": str(run.path / "raw") if job.spans else None,
+        "spans_in": str(run.path / "raw") if plan.job.spans else None,
     }

@@ -1,16 +1,64 @@
-"""control.json: what a controller knows that no role could tell the next one.
+"""control.json: what a controller knows that no role could tell its successor.
 
-Written before what was decided is done: who reads it does what is missing, and asks the roles for the rest.
+The controller writes it before it acts on a decision. Its successor carries out what is missing, and asks
+the roles for the rest.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.exceptions import UsageError
+from paceline.observe import RunStatus
 from paceline.storage.atomic import write_text_atomically
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "Knowledge", "kept_status"]
+
+_KEPT_STATUS = (
+    "mode",
+    "messages",
+    "lost_updates",
+    "samples_before",
+    "steps_before",
+    "takeovers",
+    "ended_early",
+    "left_out",
+    "diverged",
+    "first_losses",
+)
+
+
+def kept_status(status: RunStatus) -> dict[str, Any]:
+    """The fields of the status that roles cannot tell the successor."""
+    return {name: getattr(status, name) for name in _KEPT_STATUS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """The journal's record. Its fields are the keys of control.json."""
+
+    machine: dict[str, Any]
+    """`RunMachine.snapshot()`."""
+    pid: int
+    """Process of the controller."""
+    started: float
+    """Start of the run on this host's monotonic clock."""
+    clock_ns: int
+    """From that clock to Unix time."""
+    resume: str | None
+    """Path of the checkpoint that the run started from."""
+    version_before: int
+    """Version of that checkpoint."""
+    going_back: str | None
+    """Why the run is going back to a checkpoint; None: it is not."""
+    meeting_port: int
+    bad_after: int | None = None
+    """Checkpoints after this version are of a run that diverged, and are to be removed."""
+    switching: list[str]
+    """Switch requests without an answer."""
+    status: dict[str, Any]
+    """`kept_status()`."""
 
 
 class Journal:
@@ -20,19 +68,16 @@ class Journal:
         self._path = run / "control.json"
         self._written = ""
 
-    def write(self, knowledge: dict[str, Any]) -> None:
-        """Keep this, if it is not what is kept already. Raises OSError (a full disk)."""
-        text = json.dumps(knowledge)
+    def write(self, knowledge: Knowledge) -> None:
+        """Write the record if it has changed. Raises OSError (a full disk)."""
+        text = json.dumps(vars(knowledge))
         if text != self._written:
             write_text_atomically(self._path, text + "\n", mode=0o600)
             self._written = text
 
-    def read(self) -> dict[str, Any]:
-        """What was kept last. Raises UsageError if that cannot be read."""
+    def read(self) -> Knowledge:
+        """The last record. Raises UsageError if it cannot be read."""
         try:
-            knowledge = json.loads(self._path.read_text())
-            if not isinstance(knowledge, dict):
-                raise ValueError("not an object")
-        except (OSError, ValueError) as error:
+            return Knowledge(**json.loads(self._path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"{self._path} cannot be read: {error}") from error
-        return knowledge

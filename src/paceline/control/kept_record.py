@@ -35,7 +35,7 @@ class KeptRecord:
         return [entry for entry in self._path.iterdir() if entry.name not in _NOT_KEPT]
 
     def put_back(self) -> None:
-        """Have the record as it was. Files are replaced one by one: who reads finds one or the other."""
+        """Restore the record. Files are replaced one by one, so a reader finds the old or the new one."""
         for entry in self._record():
             if not (self._aside / entry.name).exists():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -47,6 +47,6 @@ class KeptRecord:
         self.drop()
 
     def drop(self) -> None:
-        """The run goes on: its record is the new one."""
+        """Remove the copy: the run continues with its new record."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._aside)

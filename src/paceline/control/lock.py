@@ -1,7 +1,7 @@
-"""Whose run it is: a lock on a file of the run directory.
+"""The lock of a run directory: the process that holds it owns the run.
 
 The lock belongs to the open file and not to a process, so it passes with its descriptor from a controller
-that dies to the next one and is never free in between. The kernel releases it with the last who holds it.
+that dies to the next one and is never free in between. The kernel releases it with its last holder.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from pathlib import Path
 __all__ = ["RunLock"]
 
 _LOOKS_S = 0.5
-"""Somebody who only looks whether it is held holds it for a moment."""
+"""A process that only tests the lock holds it for a moment."""
 
 
 class RunLock:
-    """The lock of one run directory. A disk without locks has none: then nobody is kept out."""
+    """The lock of one run directory. On a disk without locks every process gets it."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "lock"
@@ -27,11 +27,11 @@ class RunLock:
 
     @property
     def descriptor(self) -> int | None:
-        """What to hand to another process; None: it is not held here."""
+        """The descriptor to hand to another process; None: this process does not hold it."""
         return self._file
 
     def take(self) -> bool:
-        """Hold it. False: somebody else does. Raises OSError if the directory cannot be written."""
+        """Acquire it. False: another process holds it. Raises OSError if the directory cannot be written."""
         if self._file is not None:
             return True
         file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -45,19 +45,19 @@ class RunLock:
         return True
 
     def inherit(self, file: int) -> None:
-        """Hold it by a descriptor that another process had; whoever holds it is named in the file."""
+        """Take it over with a descriptor of another process. The file names the process that holds it."""
         self._file = file
         with contextlib.suppress(OSError):
             os.pwrite(file, b"%-10d\n" % os.getpid(), 0)  # as long as the last: no reader finds a part
         self._release = weakref.finalize(self, os.close, file)
 
     def give_back(self) -> None:
-        """Hold it no more; nothing if it is not held."""
+        """Release it; nothing if it is not held."""
         self._file = None
         self._release()
 
     def held(self) -> bool:
-        """Whether anybody holds it."""
+        """Whether any process holds it."""
         try:
             file = os.open(self._path, os.O_RDONLY)
         except OSError:
@@ -68,14 +68,14 @@ class RunLock:
             os.close(file)
 
     def holder(self) -> int | None:
-        """The process that took it last."""
+        """Process id of its last holder."""
         with contextlib.suppress(OSError, ValueError):
             return int(self._path.read_text())
         return None
 
 
 def _locked(file: int, how: int) -> bool:
-    """Lock an open file at once, or not. A disk that knows no locks refuses nobody."""
+    """Lock an open file without waiting. True on a disk without locks."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:

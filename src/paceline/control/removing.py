@@ -14,7 +14,7 @@ from paceline.exceptions import PlanError, UsageError
 __all__ = ["KEPT_STATES", "Candidate", "candidate", "choose", "refusal", "remove"]
 
 KEPT_STATES = ("succeeded", "failed", "stopped", "crashed")
-"""States of runs that nobody runs."""
+"""States of runs that have no controller."""
 
 _OURS = (
     *("status.json", "control.json", "events.jsonl", "pushes.csv", "summary.json", "report.html"),
@@ -117,7 +117,7 @@ def remove(run: RunDirectory) -> list[str]:
 
 
 def refusal(run: RunDirectory) -> UsageError:
-    """What to tell somebody who wants to remove a run that is going on."""
+    """The error for a user who wants to remove a run in progress."""
     state = str(run.read_status().get("state", "unknown"))
     if run.alive():
         return UsageError(

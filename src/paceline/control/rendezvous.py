@@ -10,7 +10,7 @@ HOST = "127.0.0.1"
 
 
 class ReservedPort:
-    """A TCP port that the system gives to nobody else, and that worker 0 may listen on.
+    """A TCP port that the system gives to no other process, and that worker 0 may listen on.
 
     It is bound here and listened on there: Linux allows that where both sides set SO_REUSEADDR, as torch's
     TCPStore does.
@@ -36,7 +36,7 @@ class ReservedPort:
         self._socket = sock
 
     def close(self) -> None:
-        """Give it back."""
+        """Release it."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

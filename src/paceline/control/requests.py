@@ -1,8 +1,8 @@
 """Requests to a run that is going on.
 
-A command writes its request into the run directory, the controller answers beside it. A directory and not a
-socket: the run directory is what a user has of a run, from every host that sees it, and its permissions say
-who may.
+A command writes its request into the run directory, and the controller writes the answer beside it. This is
+no socket, because users have the run directory on every host that sees it, and its permissions tell which
+users may ask.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class Requests:
         for path in sorted(self._path.glob("*.json"), key=_age) if self._path.is_dir() else ():
             if path.is_symlink() or not path.is_file():
                 continue
-            with contextlib.suppress(OSError):  # who asked may have given up and taken it back
+            with contextlib.suppress(OSError):  # the command may have given up and removed it
                 body = _read(path)
                 path.unlink()
                 found[path.stem] = body

@@ -2,7 +2,7 @@
 
     RUN/
       run.json          what was asked for: id, job, plan, command, versions
-      status.json       where it stands, about once a second; whose process it is
+      status.json       its status, about once a second, and the process that writes it
       control.json      what the next controller has to know, should this one die
       lock              held as long as anybody runs it
       events.jsonl      what happened, one JSON object per line
@@ -54,7 +54,7 @@ _SAME_START_S = 2.0
 
 
 class RunDirectory:
-    """One run's directory. Several processes may look at the same one; who runs it holds its lock.
+    """One run's directory. Several processes may read it; the controller holds its lock.
 
     Only the controller writes status.json and events.jsonl. Its threads may do so at the same time.
     """
@@ -132,11 +132,6 @@ class RunDirectory:
     def checkpoints_path(self) -> Path:
         """Directory of the checkpoints."""
         return self.path / "checkpoints"
-
-    @property
-    def report_path(self) -> Path:
-        """report.html, whether it is there or not."""
-        return self.path / "report.html"
 
     @property
     def started_in(self) -> Path:
@@ -230,7 +225,7 @@ class RunDirectory:
             raise self.refusal()
 
     def refusal(self) -> UsageError:
-        """What to tell somebody who wants to run what another process runs."""
+        """The error for a user who wants to run what another process runs."""
         state = str(self.read_status().get("state", "unknown"))
         pid = self.controller_pid()
         if pid is None or not psutil.pid_exists(pid):
@@ -259,7 +254,7 @@ class RunDirectory:
         self._write_record(self.record() | {"task": dict(task)})
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Replace status.json, adding whose process this is. Raises OSError (a full disk)."""
+        """Replace status.json, adding the id of this process. Raises OSError (a full disk)."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         text = json.dumps({**status, "controller": me, "updated": _now()})
         write_text_atomically(self.path / "status.json", text + "\n")
@@ -308,14 +303,14 @@ class RunDirectory:
         return events
 
     def alive(self) -> bool:
-        """Whether the run has not ended and somebody runs it: its controller, or who is about to be that."""
+        """Whether the run has not ended and has a controller, or a process that will be its controller."""
         status = self.read_status()
         if status.get("state") in ENDED:
             return False
         return _is_there(status.get("controller")) or self.lock.held()
 
     def state(self) -> str:
-        """The run's state for people; `crashed` if nobody controls it although it has not ended."""
+        """The run's state for users; `crashed` if it has not ended and has no controller."""
         state = str(self.read_status().get("state", "unknown"))
         return state if state in ENDED or self.alive() else "crashed"
 
@@ -358,7 +353,7 @@ def list_runs() -> list[RunDirectory]:
                 found[path] = ((started, written.st_mtime_ns, run_id), run_id)
     newest = sorted(found.items(), key=lambda each: each[1][0], reverse=True)
     ids = [run_id for _, (_, run_id) in newest]
-    # A directory that somebody copied has another's id: there its own name tells them apart.
+    # A copied directory has the id of the original: its own name tells them apart.
     return [
         RunDirectory(path, run_id if ids.count(run_id) == 1 or path.name == run_id else path.name)
         for path, (_, run_id) in newest

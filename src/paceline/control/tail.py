@@ -2,7 +2,7 @@
 
 A worker's log is several files: what the script wrote to its standard output (`worker-0.out`) and to its
 standard error (`worker-0.err`), what Paceline says of it (`worker-0.log`), and `worker-0.order`: after each
-write eight bytes, whose it was and how far that file then went. So each is whole in itself, and all
+write eight bytes: the stream and its new length. So each is whole in itself, and all
 together are in the order in which they were written. What programs that the script starts write has no such
 mark, and comes as soon as it is found.
 

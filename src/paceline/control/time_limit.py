@@ -1,8 +1,9 @@
-"""Ends a run in order when its time is up."""
+"""Ends a run in order when its time limit has passed."""
 
 import contextlib
 
-from paceline.comm import Connection, Kind
+from paceline.comm import Connection
+from paceline.comm.messages import EndEarly
 from paceline.exceptions import LinkError
 
 __all__ = ["TimeLimit"]
@@ -23,7 +24,7 @@ class TimeLimit:
         self._asked: Connection | None = None
 
     def check(self, elapsed_s: float, lead: Connection | None) -> None:
-        """To be called now and then.
+        """Ask the lead if it is time. Called in every turn of the loop.
 
         Args:
             elapsed_s: since the start of the run.
@@ -33,5 +34,5 @@ class TimeLimit:
             return
         reason = f"its time was up ({self._limit_s:g} s, --max-time)"
         with contextlib.suppress(LinkError):
-            lead.send(Kind.LEAVE, {"stop": reason})
+            lead.tell(EndEarly(reason))
             self._asked = lead

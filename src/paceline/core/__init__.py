@@ -27,5 +27,8 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `descent.py`    Descent: sandblaster's sum of an epoch, and the iteration at its end.
 * `ballot.py`     Ballot: whether the run ends early, by the workers' votes.
 * `collective_calls.py`  CollectiveCalls: small values that workers gather, average or broadcast.
-* `run_machine.py`  the life of a run: its states, and what follows from the end of a process.
+* `run_machine.py`  RunMachine: the life of a run, and what follows from the end of a process.
+* `run_decisions.py`  RunState and the machine's decisions, one class each.
 """
+
+__all__: list[str] = []

@@ -18,12 +18,12 @@ from paceline.core.modes import (
     Admit,
     Apply,
     Clocks,
-    Epochs,
     Instruction,
     ModeSpec,
     PushId,
     Rounds,
     Schedule,
+    WholeEpochs,
     parse_mode,
 )
 from paceline.core.modes.lbfgs import Answer, Lbfgs
@@ -231,14 +231,6 @@ class Decider:
             self.book.left(worker)
             self.book.joined(worker, self.groups.width(worker))
         return self._steps(self.machine.joined(worker, incarnation))
-
-    @property
-    def alpha(self) -> float:
-        """The part of its distance to the centre by which a worker moves in an elastic exchange.
-
-        It follows the number of workers: beta = workers * alpha is what keeps the centre stable.
-        """
-        return min(1.0, self.mode.beta / max(1, len(self.roster.team)))
 
     def load(self, worker: int, incarnation: int, number: int) -> Steps:
         """A worker gave all servers an optimizer state. Said again, it changes nothing."""
@@ -461,7 +453,7 @@ class Decider:
         return steps
 
     def _changed(self) -> None:
-        assert isinstance(self.machine, Epochs)
+        assert isinstance(self.machine, WholeEpochs)
         self.machine.changed()
         self._check_limit()
 
@@ -595,5 +587,5 @@ class Decider:
     def _translated(self, instructions: Sequence[Instruction]) -> Steps:
         if not instructions:
             return []
-        terms = Terms(self.mode, self.version, self.book, self.descent, self.alpha)
+        terms = Terms(self.mode, self.version, self.book, self.descent, len(self.roster.team))
         return self.pushes.steps(instructions, terms, self.roster.keeping)

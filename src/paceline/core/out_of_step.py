@@ -1,7 +1,7 @@
 """OutOfStep: in a mode with rounds, workers step the run's optimizers in different orders."""
 
 from paceline.core.modes.machine import Rounds
-from paceline.core.modes.spec import ModeSpec
+from paceline.core.modes.mode_spec import ModeSpec
 from paceline.exceptions import PacelineError
 
 __all__ = ["OUT_OF_STEP", "OutOfStep", "check_in_step"]

@@ -13,7 +13,7 @@ from paceline.core.fates import Fates
 from paceline.core.health import Health
 from paceline.core.leases import LeaseBook
 from paceline.core.modes.machine import Admit, Apply, Drop, Hold, Instruction, PushId
-from paceline.core.modes.spec import ModeSpec
+from paceline.core.modes.mode_spec import ModeSpec
 from paceline.core.norms import NormBounds
 from paceline.core.steps import (
     AddStep,
@@ -39,8 +39,8 @@ class Terms(NamedTuple):
     """After the instructions."""
     book: LeaseBook | None
     descent: Descent | None
-    alpha: float
-    """The part of its distance to the centre by which a worker moves in an elastic exchange."""
+    team: int
+    """Number of workers that the run trains with."""
 
 
 class PushesState(NamedTuple):
@@ -205,7 +205,7 @@ class Pushes:
                 continue
             staleness = self._record(p, before)
             weight = p.weighs if known else 1
-            scale = terms.alpha if mode.payload == "elastic" else mode.scale(staleness)
+            scale = mode.scale(staleness, terms.team)
             if book and mode.batches == "speed" and p.weighs:
                 scale *= book.part(p.id.worker, p.weighs)  # so that every sample counts the same
             parts.append(WeightedPush(*p.id, weight, scale))

@@ -15,7 +15,7 @@ class Roster:
     """Of the members."""
     team: set[int] = field(default_factory=set)
     """Workers (of groups: the roots) that the run trains with: also those that have ended their script or are
-    being replaced, but not those that were told to leave. EASGD's alpha depends on their number."""
+    being replaced, but not those that were told to leave. EASGD and ConSGD scale by their number."""
     requests: dict[int, int] = field(default_factory=dict)
     """Number of each worker's last request, where requests are numbered."""
     loads: dict[int, int] = field(default_factory=dict)

@@ -1,174 +1,54 @@
-"""The life of a run as a pure state machine: what happened in, decisions out.
+"""The life of a run as a pure state machine: events in, decisions out.
 
     pending → starting → running ⇄ recovering → finishing → succeeded
                  any of them → stopping → stopped        any of them → failed
 
-No processes, sockets or time: the controller carries out what is decided here.
+No processes, sockets or time. It decides by the cause of a failure (`paceline.causes`), never by a signal
+number. The controller carries its decisions out.
 """
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
 from paceline.causes import Cause, ProcessEnd
+from paceline.core.run_decisions import (
+    Announce,
+    Decision,
+    DismissServer,
+    End,
+    GoBack,
+    Introduce,
+    Kill,
+    Launch,
+    LostServer,
+    Note,
+    Retire,
+    RetireServer,
+    RunState,
+    Save,
+    WaitForCause,
+)
 
-__all__ = [
-    "Announce",
-    "Decision",
-    "Dismiss",
-    "End",
-    "GoBack",
-    "Introduce",
-    "Kill",
-    "Launch",
-    "LostServer",
-    "Note",
-    "Retire",
-    "RetireServer",
-    "RunMachine",
-    "RunState",
-    "Save",
-    "WaitForCause",
-]
+__all__ = ["RunMachine"]
 
 _STOPPING = "stopping: a checkpoint is written first (Ctrl-C again to stop without it)"
 _STOPPED_ON_THE_WAY = "stopped on the way back to the last checkpoint: `paceline resume` goes on from there"
 _FINISHING = "the run ends already: its last checkpoint is being written"
 _PROGRESS = 10
-"""Steps after which a replaced worker is taken to do better than the one before."""
+"""Steps after which a restarted worker counts as recovered."""
 _LONG = 300
-"""Longest part of an error's message that a note repeats."""
-
-
-class RunState(Enum):
-    """Where a run is in its life."""
-
-    PENDING = "pending"
-    STARTING = "starting"
-    RUNNING = "running"
-    RECOVERING = "recovering"
-    FINISHING = "finishing"
-    STOPPING = "stopping"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-    @property
-    def over(self) -> bool:
-        return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Start a process."""
-
-    role: str
-    rank: int
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """End a process that would not end by itself. Its exit is an event of its own."""
-
-    role: str
-    rank: int
-
-
-@dataclass(frozen=True)
-class Retire:
-    """Ask a worker to leave after the step that it is at."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class RetireServer:
-    """Have a server give what it holds to the others."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Dismiss:
-    """A server holds nothing any more: it may end."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Tell everybody where the servers are."""
-
-
-@dataclass(frozen=True)
-class Save:
-    """Have the servers write a checkpoint of this moment."""
-
-
-@dataclass(frozen=True)
-class WaitForCause:
-    """A role lost a link: somebody else's end is probably the cause. Ask again with `patience_over`."""
-
-
-@dataclass(frozen=True)
-class GoBack:
-    """Parameters are lost: end all processes, and go on from the last checkpoint with those launched next."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class LostServer:
-    """A server is gone, and others hold copies of all it held. They go on, led by `lead`."""
-
-    rank: int
-    lead: int
-
-
-@dataclass(frozen=True)
-class Introduce:
-    """A server has come to a run that goes on: tell it who leads."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something the user should read."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class End:
-    """Stop all processes: the run is over."""
-
-
-Decision = (
-    Launch
-    | Kill
-    | Retire
-    | RetireServer
-    | Dismiss
-    | Announce
-    | Save
-    | WaitForCause
-    | GoBack
-    | LostServer
-    | Introduce
-    | Note
-    | End
-)
+"""Maximum number of characters of an error message that a note repeats."""
 
 
 class RunMachine:
-    """Decides what a run does next. Each event returns the decisions it causes, in order.
+    """Decides what a run does next. Each method takes one event and returns the decisions, in order.
 
     Args:
-        replicas: so many other servers hold a copy of each slice.
+        max_restarts: restarts of roles before the run fails; going back to a checkpoint counts as one.
+        groups: ranks of workers that can only be restarted together.
+        replicas: number of replicas of every slice.
     """
 
     def __init__(
@@ -187,41 +67,41 @@ class RunMachine:
         self.restarts = dict.fromkeys(range(workers), 0)
         self.server_incarnations = dict.fromkeys(range(servers), 0)
         self._gone_servers: dict[int, int] = {}
-        """Of those that have left: their incarnations."""
+        """Incarnations of servers that have left."""
         self.server_restarts = 0
-        """How often servers were replaced, alone or, when the run went back, all together."""
+        """Restarts of single servers, plus the times that the run went back to a checkpoint."""
         self.lead = 0
-        """The server that leads."""
+        """Rank of the lead server."""
         self.finished: set[int] = set()
         self._trained = False
-        """Whether a worker that finished had come as far as `prepare()`."""
+        """Whether any finished worker had reached `prepare()`."""
         self.retired: set[int] = set()
-        """Workers that were asked to leave, whether they have or not yet."""
+        """Workers that were asked to leave or have left."""
         self._replicas = replicas
         self._covered = False
-        """Whether all slices have had all their copies."""
+        """Whether every slice has had all its replicas."""
         self._missing: set[int] = set()
-        """Servers that are gone since that was so last."""
+        """Servers that died since then."""
         self._going_back = False
-        """The run went back and its new servers do not listen yet: only the checkpoint holds parameters."""
+        """The run went back and its new servers are not ready: only the checkpoint holds parameters."""
         self._coming: set[int] = set()
-        """Servers that do not hold anything yet: more than there were."""
+        """Servers added by scaling that hold no slices yet."""
         self.leaving: set[int] = set()
-        """Servers that are to hold nothing any more, whether they do yet or not."""
+        """Servers that are handing over their slices in order to leave."""
         self._max_restarts = max_restarts
         self._groups = groups
         self._ready: set[int] = set()
-        # Errors that are probably not the first: message and traceback by role, in order.
         self._suspects: dict[str, tuple[str, str]] = {}
+        """Errors that the death of another role has probably caused: message and traceback, by role."""
         self._broken: set[str] = set()
-        """Those of them that lost a link."""
+        """Suspects that reported a lost link."""
         self._ended: dict[str, str] = {}
-        """Roles that we end, since they are of no use any more, and why."""
+        """Hung roles that the machine had killed, and the reason."""
         self._errors: dict[str, str] = {}
-        """Roles that failed of an error that may pass, and made no progress since: the kind of error."""
+        """Class of the last transient error of each role that has made no progress since."""
 
     def snapshot(self) -> dict[str, Any]:
-        """All that has happened, as plain JSON: a machine for the same plan goes on there (`restore`)."""
+        """The whole state as plain JSON, for `restore`."""
         return {
             "state": self.state.value,
             "error": None if self.error is None else list(self.error),
@@ -247,7 +127,7 @@ class RunMachine:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Be where another machine was."""
+        """Take over the state of another machine of the same plan."""
         self.state = RunState(snapshot["state"])
         error = snapshot["error"]
         self.error = None if error is None else (error[0], error[1], error[2])
@@ -272,12 +152,12 @@ class RunMachine:
         self._ended = dict(snapshot.get("ended", {}))
 
     def taken_over(self) -> list[Decision]:
-        """Another controller carries out what is decided here: servers will say again that they listen."""
+        """A new controller took over. Servers will report again that they are ready."""
         self._ready.clear()
         return [WaitForCause()] if self._suspects and not self._closing else []
 
     def seen(self, role: str, rank: int, incarnation: int) -> None:
-        """This one was started, whatever the snapshot says (its disk may have been full)."""
+        """This process exists, even if the snapshot does not know it (the disk may have been full)."""
         if role == "server":
             self.server_incarnations[rank] = max(self.server_incarnations.get(rank, 0), incarnation)
         else:
@@ -285,20 +165,20 @@ class RunMachine:
             self.restarts.setdefault(rank, 0)
 
     def outdated(self, role: str, rank: int, incarnation: int) -> bool:
-        """Whether another process has, or is to have, the place of this one."""
+        """Whether a newer incarnation has replaced this process."""
         numbers = self.server_incarnations if role == "server" else self.incarnations
         return incarnation < numbers.get(rank, 0)
 
     @property
     def wanted(self) -> list[Launch]:
-        """The processes that there should be, but for those that have only to end."""
+        """The processes that should be running, without finished workers."""
         if self.state is RunState.PENDING or self.state.over:
             return []
         launches = [each for each in self._launch_all() if isinstance(each, Launch)]
         return [each for each in launches if each.role == "server" or each.rank not in self.finished]
 
     def begin(self) -> list[Decision]:
-        """Start everything."""
+        """Start all roles."""
         self.state = RunState.STARTING
         return self._launch_all()
 
@@ -307,7 +187,7 @@ class RunMachine:
         return [*servers, *(Launch("worker", rank, self.incarnations[rank]) for rank in self.working)]
 
     def server_ready(self, rank: int) -> list[Decision]:
-        """A server listens."""
+        """A server is ready for connections."""
         if rank in self._ready:
             return []
         self._ready.add(rank)
@@ -315,14 +195,14 @@ class RunMachine:
             return []
         if rank in self._missing | self._coming:
             return [Introduce(rank)]
-        # Servers that died are not waited for: the others may need to hear that one of them leads now.
+        # Do not wait for dead servers: the others may need to learn that one of them leads now.
         if self._ready < self.server_incarnations.keys() - self._missing - self._coming:
             return []
         self.state, self._going_back = RunState.RUNNING, False
         return [Announce()]
 
     def worker_back(self, rank: int) -> list[Decision]:
-        """A replaced worker is here again."""
+        """The replacement of a worker has connected."""
         if self.state is RunState.RECOVERING and len(self._ready | self._missing) == self._num_servers:
             self.state = RunState.RUNNING
         return []
@@ -331,11 +211,11 @@ class RunMachine:
         """A worker's script ended in order.
 
         Args:
-            trained: whether it came as far as `prepare()`.
+            trained: whether the script reached `prepare()`.
         """
         self.finished.add(rank)
         self._trained |= trained
-        self._suspects.pop(f"worker:{rank}", None)  # its exit was noticed before its goodbye was read
+        self._suspects.pop(f"worker:{rank}", None)  # its exit came before its BYE was read
         return self._finish_if_all_have()
 
     def _finish_if_all_have(self) -> list[Decision]:
@@ -349,11 +229,11 @@ class RunMachine:
 
     @property
     def working(self) -> list[int]:
-        """Workers that are to compute."""
+        """Ranks of workers that were not asked to leave."""
         return [rank for rank in self.incarnations if rank not in self.retired]
 
     def scale(self, workers: int) -> list[Decision]:
-        """Have so many workers, at least one. Who came last goes first; who left may come again."""
+        """Change the number of workers, at least one. The highest ranks leave first, the lowest come back."""
         decisions: list[Decision] = []
         while len(self.working) > max(1, workers):
             rank = max(self.working)
@@ -363,7 +243,7 @@ class RunMachine:
             rank = min(self.retired, default=len(self.incarnations))
             self.retired.discard(rank)
             self.finished.discard(rank)
-            # As one that replaces another: it joins a run that goes on.
+            # A new incarnation: like a replacement, it joins a run in progress.
             self.incarnations[rank] = self.incarnations.get(rank, 0) + 1
             self.restarts.setdefault(rank, 0)
             decisions.append(Launch("worker", rank, self.incarnations[rank]))
@@ -371,11 +251,11 @@ class RunMachine:
 
     @property
     def serving(self) -> set[int]:
-        """Servers that are to hold parameters."""
+        """Ranks of servers that were not asked to leave."""
         return self.server_incarnations.keys() - self.leaving
 
     def scale_servers(self, servers: int) -> list[Decision]:
-        """Have so many servers, at least one. The highest ranks go first; the lead stays."""
+        """Change the number of servers, at least one. The highest ranks leave first; the lead stays."""
         decisions: list[Decision] = []
         while len(self.serving) > max(1, servers):
             rank = max(self.serving - {self.lead})
@@ -389,8 +269,8 @@ class RunMachine:
         return decisions
 
     def departed(self, rank: int) -> list[Decision]:
-        """A server that was to leave holds nothing any more."""
-        return [Dismiss(rank)] if rank in self.leaving else []
+        """A server that was asked to leave has handed over its slices."""
+        return [DismissServer(rank)] if rank in self.leaving else []
 
     def exited(self, role: str, rank: int, incarnation: int, ending: ProcessEnd) -> list[Decision]:
         """A process ended."""
@@ -402,24 +282,24 @@ class RunMachine:
             self.leaving.discard(rank)
             self._ready.discard(rank)
             return []
-        if not present:  # another one has its place
+        if not present:  # it has been replaced
             return []
         if (why := self._ended.pop(f"{role}:{rank}", None)) is not None and ending.cause is Cause.CRASHED:
             ending = ProcessEnd(Cause.CRASHED, "was ended", f"{why}.")
         awaited = rank not in self._coming if role == "server" else not self._is_done(rank)
         if by_itself and awaited and not self._closing:
-            # It says what went wrong before it exits; that report counts, and may be on its way.
+            # A role reports its error before it exits. The report decides, and may still be on its way.
             text = f"{ending.how} without saying why; look at its log."
             self._suspects.setdefault(f"{role}:{rank}", (text, ""))
             return [WaitForCause()]
         return self._gone(role, rank, ending)
 
     def _is_done(self, rank: int) -> bool:
-        """Whether a worker has only to end."""
+        """Whether a worker finished or was asked to leave."""
         return rank in self.finished or rank in self.retired
 
     def _gone(self, role: str, rank: int, ending: ProcessEnd, traceback: str = "") -> list[Decision]:
-        """A role ended: replace it, alone or with all that depended on it."""
+        """A role died: restart it, alone or together with the roles that depend on it."""
         name = f"{role}:{rank}"
         server, may_pass = role == "server", ending.cause.may_pass
         if server and rank in self._coming and not self._closing:
@@ -450,14 +330,14 @@ class RunMachine:
         return self._replace(rank, ending.how)
 
     def _used_up(self, ending: ProcessEnd) -> str:
-        """How a role ended, and that none may be replaced any more."""
+        """Message that a role ended and no restarts are left."""
         used = self._used
         before = f" after {used} restart{'s' * (used > 1)}" if used else ""
         hint = f" {ending.hint}" if ending.hint else ""
         return f"{ending.how}{before}, and --max-restarts is {self._max_restarts}.{hint}"
 
     def _come_again(self, rank: int, how: str) -> list[Decision]:
-        """A server has gone before it held anything: nothing is lost."""
+        """A server died before it held any slice: restart it if restarts are left."""
         self._ready.discard(rank)
         if self._used >= self._max_restarts:
             self._coming.discard(rank)
@@ -469,7 +349,7 @@ class RunMachine:
         return [note, Launch("server", rank, self.server_incarnations[rank])]
 
     def whole(self, servers: set[int]) -> list[Decision]:
-        """The lead says that all slices have all their copies, on these servers."""
+        """The lead reports that every slice has all its replicas, on these servers."""
         back = sorted(self._missing & servers)
         self._covered = True
         self._missing -= servers
@@ -481,7 +361,7 @@ class RunMachine:
         return len(self.server_incarnations)
 
     def _can_lose(self, rank: int) -> bool:
-        """Whether others hold all that this server held, however slices were dealt."""
+        """Whether replicas of all slices of this server remain, whichever slices it held."""
         going_on = self.state in (
             RunState.RUNNING,
             RunState.RECOVERING,
@@ -493,7 +373,7 @@ class RunMachine:
         return going_on and enough and self._used < self._max_restarts
 
     def _lose(self, rank: int, how: str) -> list[Decision]:
-        """A server is gone, and another process will take its place while the rest go on."""
+        """Restart a server while the others continue from their replicas."""
         used = self._used
         self.server_restarts += 1
         self.server_incarnations[rank] += 1
@@ -514,12 +394,12 @@ class RunMachine:
         ]
 
     def _replace(self, rank: int, how: str) -> list[Decision]:
-        """Another process takes a worker's place."""
+        """Restart a worker."""
         used = self._used
         self.restarts[rank] += 1
         self.incarnations[rank] += 1
         self._broken.discard(f"worker:{rank}")
-        if self.state is RunState.RUNNING:  # while starting, the servers are still waited for
+        if self.state is RunState.RUNNING:  # while starting, the run still waits for the servers
             self.state = RunState.RECOVERING
         note = Note(
             f"worker:{rank} {how}; replaced (restart {used + 1} of at most {self._max_restarts}). "
@@ -528,33 +408,35 @@ class RunMachine:
         return [note, Launch("worker", rank, self.incarnations[rank])]
 
     def hung(self, role: str, rank: int, incarnation: int | None, reason: str) -> list[Decision]:
-        """A role makes no progress, or nothing but nonsense: another process is to take its place."""
+        """A role makes no progress, or pushes only invalid gradients: kill it, so that it is restarted."""
         name = f"{role}:{rank}"
         present = (self.server_incarnations if role == "server" else self.incarnations).get(rank)
         if self._closing or incarnation not in (None, present) or self.state is RunState.RECOVERING:
             return []
-        if role == "worker" and rank in self.finished:  # only its goodbye to the servers was lost
+        if role == "worker" and rank in self.finished:  # only its BYE to the servers was lost
             return []
         if self._used >= self._max_restarts:
-            return self._fail(f"server:{self.lead}" if role == "worker" else name, reason, "")  # who noticed
+            return self._fail(
+                f"server:{self.lead}" if role == "worker" else name, reason, ""
+            )  # the role that noticed
         self._ended[name] = reason
         return [Note(f"{reason}. {name} is ended and replaced."), Kill(role, rank)]
 
     def diverged(self, reason: str) -> list[Decision]:
-        """The training ran away: all go on from what is kept of it and good. That is no restart."""
-        return [] if self._closing else self._begin_again(reason)
+        """The training diverged: go back to a good checkpoint. This uses up no restart."""
+        return [] if self._closing else self._restart_all(reason)
 
     def give_up(self, message: str) -> list[Decision]:
-        """The training ran away, and nothing can be done about it."""
+        """The training diverged, and the guard cannot help: fail the run."""
         return [] if self._closing else self._fail("run", message, "")
 
     @property
     def _used(self) -> int:
-        """Restarts so far; going back counts as one."""
+        """Restarts so far. Going back to a checkpoint counts as one."""
         return sum(self.restarts.values()) + self.server_restarts
 
     def _go_back(self, name: str, ending: ProcessEnd, traceback: str = "") -> list[Decision]:
-        """Parameters died with a server, or a group with its member: all go on from the last checkpoint."""
+        """Parameters died with a server, or a group lost a worker: go back to the last checkpoint."""
         if not ending.cause.may_pass:
             return self._fail(
                 name,
@@ -571,13 +453,13 @@ class RunMachine:
                 traceback,
             )
         self.server_restarts += 1
-        return self._begin_again(f"{name} {ending.how} (restart {used + 1} of at most {self._max_restarts})")
+        return self._restart_all(f"{name} {ending.how} (restart {used + 1} of at most {self._max_restarts})")
 
-    def _begin_again(self, reason: str) -> list[Decision]:
-        """All go on from a checkpoint."""
+    def _restart_all(self, reason: str) -> list[Decision]:
+        """Restart all roles from a checkpoint."""
         for rank in self.incarnations:
             self.incarnations[rank] += 1
-        # As many servers as there were to be, numbered from 0.
+        # As many servers as were wanted, numbered from 0.
         latest = max([*self.server_incarnations.values(), *self._gone_servers.values()])
         self.server_incarnations = dict.fromkeys(range(len(self.serving)), latest + 1)
         self.lead, self._covered = 0, False
@@ -594,13 +476,13 @@ class RunMachine:
     def failed(
         self, role: str, message: str, traceback: str, *, cause: Cause, error: str = ""
     ) -> list[Decision]:
-        """A role reports what ended it.
+        """A role reports the error that ends it.
 
-        A lost link waits for its cause to show. What may pass is replaced as if it had crashed, unless the
-        same error comes again and again. Anything else fails the run at once.
+        After a lost link the machine waits for the cause. A role with a transient error is restarted as if
+        it had crashed, unless the same error repeats. Any other error fails the run at once.
 
         Args:
-            error: names the kind of error, to tell whether it is the same as before.
+            error: class of the error, to recognise a repetition.
         """
         if cause is Cause.LOST_LINK:
             if self._closing:
@@ -615,7 +497,7 @@ class RunMachine:
         return self._fail(role, message, traceback)
 
     def _retry(self, role: str, message: str, traceback: str, cause: Cause, error: str) -> list[Decision]:
-        """Replace a role that failed of something that may pass, unless it evidently does not."""
+        """Restart a role after a transient error, unless the error repeats."""
         kind, _, number = role.partition(":")
         self._suspects.pop(role, None)
         self._broken.discard(role)
@@ -627,7 +509,7 @@ class RunMachine:
         return self._gone(kind, int(number), ProcessEnd(cause, f"failed: {short}"), traceback)
 
     def _hopeless(self, role: str, error: str) -> str:
-        """Why another process would fail of the same error, too; empty if it may do better."""
+        """Why a restart would fail with the same error; empty if it may help."""
         if self._errors.get(role) == error:
             return f"it was replaced, and failed like this again before {_PROGRESS} steps were made"
         workers = {f"worker:{rank}" for rank in self.working if rank not in self.finished}
@@ -637,7 +519,7 @@ class RunMachine:
         return ""
 
     def stepped(self, rank: int, steps: int) -> None:
-        """A worker's process has made this many steps. After ten, earlier failures have passed."""
+        """A worker's process has made this many steps. After ten, forget its earlier errors."""
         if steps < _PROGRESS:
             return
         for name in [name for name in self._errors if name.startswith("server:")]:
@@ -645,16 +527,16 @@ class RunMachine:
         self._errors.pop(f"worker:{rank}", None)
 
     def patience_over(self) -> list[Decision]:
-        """No other cause showed up."""
+        """The wait for another cause is over, and none was reported."""
         if self._closing or not self._suspects:
             return []
-        # A role that exited without a word, rather than one that lost its link to it.
+        # Blame a role that exited without a report rather than one that lost its link to it.
         role = next((name for name in self._suspects if name not in self._broken), next(iter(self._suspects)))
         message, traceback = self._suspects[role]
         links = {name for name in self._suspects if name in self._broken and name.startswith("worker:")}
         if links != set(self._suspects) or self._groups or self._used + len(links) > self._max_restarts:
             return self._fail(role, message, traceback)
-        # Only workers' links broke, and nobody died: as good as dead are those workers.
+        # Only links of workers broke and no process died: restart those workers.
         suspects, self._suspects = self._suspects, {}
         decisions: list[Decision] = []
         for name, (message, _) in suspects.items():
@@ -662,7 +544,7 @@ class RunMachine:
         return decisions
 
     def stop_requested(self, *, now: bool = False) -> list[Decision]:
-        """Ctrl-C, SIGTERM, `paceline stop`. The second one, or `now`, does not wait for the checkpoint."""
+        """The user asks the run to stop. The second request, or `now`, does not wait for the checkpoint."""
         if self.state is RunState.STOPPING or (now and self.state in (RunState.RUNNING, RunState.RECOVERING)):
             self.state = RunState.STOPPED
             return [Note("stopped without waiting for the checkpoint"), End()]
@@ -670,7 +552,7 @@ class RunMachine:
             return [Note(_FINISHING)]
         if self._closing:
             return []
-        if self._going_back:  # no server has anything to save that the checkpoint does not hold
+        if self._going_back:  # the servers hold nothing newer than the checkpoint
             self.state = RunState.STOPPED
             return [Note(_STOPPED_ON_THE_WAY), End()]
         early = self.state in (RunState.PENDING, RunState.STARTING)
@@ -678,7 +560,7 @@ class RunMachine:
         return [End()] if early else [Note(_STOPPING), Save()]
 
     def saved(self, problem: str | None) -> list[Decision]:
-        """The checkpoint that was asked for is written, or could not be."""
+        """The requested checkpoint was written, or failed because of `problem`."""
         if self.state is RunState.FINISHING:
             if problem is not None:
                 return self._fail(
@@ -692,7 +574,7 @@ class RunMachine:
         return []
 
     def _lost_while_saving(self, role: str, message: str, traceback: str) -> list[Decision]:
-        """Only servers matter any more: the last checkpoint will not come without them."""
+        """A role died during the last checkpoint, which only needs the servers."""
         if self.state.over or not role.startswith("server:"):
             return []
         if self.state is RunState.STOPPING:

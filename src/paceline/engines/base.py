@@ -1,8 +1,10 @@
-"""What an engine starts, what every engine can do, and what a dead controller leaves to the next."""
+"""What an engine starts, what every engine can do, and what a dead controller leaves to its successor."""
 
 import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
+
+from paceline.causes import ProcessEnd, ending_of
 
 __all__ = ["Engine", "Exit", "Handover", "Left", "RoleSpec", "Succession"]
 
@@ -46,21 +48,26 @@ class Exit:
     code: int | None
     signal: int | None
 
+    @property
+    def end(self) -> ProcessEnd:
+        """The cause, and how to tell it."""
+        return ending_of(self.code, self.signal)
+
 
 @dataclass(frozen=True)
 class Succession:
-    """What is needed to replace a controller that dies: who takes over, and what only it had."""
+    """State passed to the successor of a controller that dies."""
 
     call: str
-    """Who takes over: `package.module:function`, called with a Handover in a process of its own."""
+    """The successor: `package.module:function`, called with a Handover in a process of its own."""
     run: str
     """The run directory."""
     log: str
-    """Where the output of who takes over goes."""
+    """Path of the successor's log."""
     secret: str
     """Hex."""
     listener: int
-    """Descriptor of the socket that the roles dial: it never closes, so nobody else can have its name."""
+    """Descriptor of the socket that the roles dial. It never closes: no other process can take its name."""
     lock: int
     """Descriptor of the run directory's lock, which is never free while the run goes on."""
     certificates: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -81,7 +88,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Handover:
-    """What whoever takes over gets."""
+    """What the successor of a dead controller is called with."""
 
     succession: Succession
     control: socket.socket
@@ -110,8 +117,8 @@ class Engine(Protocol):
         """Send a signal to a role and all its children; nothing if it is gone."""
 
     def guard(self, succession: Succession | None) -> None:
-        """See that somebody takes over if this process dies; with None, that everything ends then. An engine
-        that cannot does nothing."""
+        """Start a successor if this process dies; with None, end everything then. An engine that cannot do
+        this does nothing."""
 
     def close(self) -> None:
         """Kill what still runs and release everything."""

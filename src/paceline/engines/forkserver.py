@@ -1,7 +1,7 @@
 """A process with torch loaded that forks roles, and guards the controller.
 
 `main(FD)` in a fresh interpreter: FD is a stream socket to the engine. Lines of JSON: in come
-{"start": spec}, {"kill": pid, "signal": n}, {"guard": who takes over} with its descriptors, and {"close":
+{"start": spec}, {"kill": pid, "signal": n}, {"guard": what takes over} with its descriptors, and {"close":
 true}; out go {"started": name, "pid": pid} and {"exited": pid, "status": wait status}.
 
 When the engine closes, all roles are killed. When it dies without a word, so are they, unless it asked to be
@@ -15,7 +15,6 @@ import array
 import collections
 import contextlib
 import gc
-import importlib
 import json
 import os
 import select
@@ -28,6 +27,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from paceline.comm.loading import load
 from paceline.engines.base import Handover, Left, Succession
 
 __all__ = ["kill_group", "main", "outlive_sigterm"]
@@ -49,7 +49,7 @@ class ForkServer:
         """That came with a message which is not dealt with yet."""
         self._running: dict[int, tuple[str, int, int]] = {}
         self._left: dict[tuple[str, int], Left] = {}
-        """Who was started last in each place."""
+        """The last process of each role and rank."""
         self._succession: Succession | None = None
         self._heirs: set[int] = set()
         self._failed = 0
@@ -63,7 +63,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
-        """Serve until the engine is gone, and nobody takes over."""
+        """Serve until the engine is gone and no successor takes over."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakened, selectors.EVENT_READ)
@@ -72,7 +72,7 @@ class ForkServer:
                     for key, _ in selector.select():
                         if key.fileobj is self._control:
                             dead = self._control
-                            if not self._receive():
+                            if not self.receive():
                                 if not self._find_heir():
                                     return
                                 selector.unregister(dead)
@@ -85,7 +85,7 @@ class ForkServer:
                 for pid in self._running:
                     kill_group(pid, signal.SIGKILL)
 
-    def _receive(self) -> bool:
+    def receive(self) -> bool:
         """Deal with what the engine says. False: it has gone."""
         room = socket.CMSG_LEN(_MOST_DESCRIPTORS * 4)
         data: bytes = b""
@@ -116,7 +116,7 @@ class ForkServer:
         def be_role() -> int:
             from paceline.engines.role import become
 
-            self._release()
+            self.release()
             return become(spec, parent=me)
 
         me = os.getpid()
@@ -193,13 +193,12 @@ class ForkServer:
             self._control.close()
             _tell_terminal(succession.run)
             _write_to(succession.log)
-            module, _, name = succession.call.partition(":")
             try:
-                take_over: Callable[[Handover], int] = getattr(importlib.import_module(module), name)
+                take_over: Callable[[Handover], int] = load(succession.call)
                 return take_over(handover)
             except BaseException:
                 traceback.print_exc()
-                # In order, so that nobody tries again: it would end like this, too.
+                # An orderly end: another successor would fail in the same way.
                 with contextlib.suppress(OSError):
                     theirs.sendall(b'{"close": true}\n')
                 return 1
@@ -209,8 +208,8 @@ class ForkServer:
         self._control, self._buffer = mine, b""
         return True
 
-    def _release(self) -> None:
-        """In a role: nothing of ours stays open."""
+    def release(self) -> None:
+        """Close all descriptors: in a forked role, nothing of the fork server stays open."""
         os.close(self._wakened)
         os.close(self._waker)
         self._control.close()
@@ -236,7 +235,7 @@ def _forked(be: Callable[[], int]) -> int:
 
 
 def _tell_terminal(run: str) -> None:
-    """Where the dead controller's output went, if somebody reads it: the run has not ended."""
+    """Tell the dead controller's terminal, if it is still open, that the run has not ended."""
     text = (
         "paceline: the controller was killed, and the run goes on in the background: "
         f"`paceline top {run}` shows it, `paceline stop {run}` stops it.\n"

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Any
 
 from paceline.engines.base import Exit, Handover, RoleSpec, Succession
 from paceline.engines.forkserver import kill_group
@@ -29,44 +29,49 @@ class LocalEngine:
 
     Args:
         program: what workers run instead of a script; given, roles are forks of this process.
+        handover: go on with the fork server and the roles of a process that died.
     """
 
-    _forked: "_Forks | None" = None
-    _process: subprocess.Popen[bytes] | None = None
-
-    def __init__(self, program: Callable[[], None] | None = None) -> None:
-        self._reset()
-        if program is None:
-            mine, theirs = socket.socketpair()
-            theirs.close()
-            self._connect(mine)
-            self._gone = True  # the first one starts when it is needed: by then signals are dealt with
-        else:
-            mine, theirs = socket.socketpair()
-            self._connect(mine)
-            self._forked = _Forks(theirs, program)
-
-    def _reset(self) -> None:
+    def __init__(
+        self, program: Callable[[], None] | None = None, *, handover: Handover | None = None
+    ) -> None:
         self._running: dict[int, tuple[str, int, int]] = {}
         self._waiting: list[tuple[str, int, int]] = []
         self._signals: list[tuple[tuple[str, int, int], int]] = []
         self._found: list[Exit] = []
         self._buffer = b""
         self._gone = False
+        """There is no fork server. The first one starts when it is needed: by then the caller has set its
+        signal handlers."""
         self._forks = False
         """Whether the fork server has forked something: it is past loading torch."""
         self._succession: Succession | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._forked: _Forks | None = None
+        if handover is None:
+            self._control, theirs = socket.socketpair()
+            if program is None:
+                theirs.close()
+                self._gone = True
+            else:
+                self._forked = _Forks(theirs, program)
+        else:
+            self._control = handover.control
+            self._succession = handover.succession
+            for left in handover.roles:
+                who = (left.role, left.rank, left.incarnation)
+                if left.status is None:
+                    self._running[left.pid] = who
+                else:
+                    self._found.append(_exit(who, left.status))
+        self._outbox = Outbox(self._control)
 
-    def _connect(self, control: socket.socket) -> None:
-        self._control = control
-        self._outbox = Outbox(control)
-
-    def _begin(self) -> None:
+    def _start_server(self) -> None:
         """Start a fork server."""
         self._buffer = b""
         self._gone = self._forks = False
-        mine, theirs = socket.socketpair()
-        self._connect(mine)
+        self._control, theirs = socket.socketpair()
+        self._outbox = Outbox(self._control)
         start = f"from paceline.engines.forkserver import main; main({theirs.fileno()})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", start],
@@ -77,21 +82,6 @@ class LocalEngine:
         theirs.close()
         if self._succession is not None:
             self.guard(self._succession)
-
-    @classmethod
-    def taken_over(cls, handover: Handover) -> Self:
-        """Go on with the fork server, and with the roles, of a process that died."""
-        engine = cls.__new__(cls)
-        engine._reset()
-        engine._connect(handover.control)
-        for left in handover.roles:
-            who = (left.role, left.rank, left.incarnation)
-            if left.status is None:
-                engine._running[left.pid] = who
-            else:
-                engine._found.append(_exit(who, left.status))
-        engine._succession = handover.succession
-        return engine
 
     def start(self, spec: RoleSpec) -> None:
         """See Engine."""
@@ -105,7 +95,7 @@ class LocalEngine:
             self._control.close()
             if self._process is not None:
                 self._process.wait()
-            self._begin()
+            self._start_server()
 
     def fileno(self) -> int:
         """See Engine."""

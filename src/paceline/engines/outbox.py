@@ -1,4 +1,4 @@
-"""Messages to a fork server: nobody waits for it to read them.
+"""Messages to a fork server, sent without waiting for it to read them.
 
 An engine that waited would not read what the fork server says meanwhile, and both could wait for one another
 for ever; nor would the controller hear of Ctrl-C.

@@ -1,4 +1,4 @@
-"""Where a role's output goes: files of its own, so that it outlives whoever reads it.
+"""Where a role's output goes: files of its own, so that it outlives its readers.
 
 A server's standard output and error are its log. A worker's belong to its script: they go to files of their
 own, apart from each other and from Paceline's log of that worker (paceline.control.tail reads them back).

@@ -3,10 +3,10 @@
 What lies where is decided in `paceline.core` (`layout.py`, `placement.py`); here is what needs torch:
 
 * `flat.py`      reads a Layout off a torch model, and makes tensor views into flat memory.
-* `state.py`     StateBook: parameters and optimizer state as named pieces, for checkpoints.
+* `state_book.py` StateBook: parameters and optimizer state as named pieces, for checkpoints.
 * `fused.py`     torch's fused optimizer kernels, made to take what the plain ones take.
 * `numerics.py`  Numerics: settings of torch that change what an optimizer computes.
-* `optimizer.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
+* `optimizer_spec.py` OptimizerSpec: an optimizer as plain data, and which of them may be cut into pieces.
 """
 
 from paceline.core.layout import Layout, Segment, Slice, TensorInfo, partition
@@ -24,8 +24,8 @@ from paceline.params.flat import (
 )
 from paceline.params.fused import use_fused
 from paceline.params.numerics import Numerics
-from paceline.params.optimizer import OptimizerSpec, settings_of
-from paceline.params.state import StateBook, apart
+from paceline.params.optimizer_spec import OptimizerSpec, settings_of
+from paceline.params.state_book import StateBook, apart
 
 __all__ = [
     "HasParameters",

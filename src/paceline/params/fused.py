@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-__all__ = ["allow_late_gradients", "takes_fused", "use_fused"]
+__all__ = ["allow_late_gradients", "kernel_works", "takes_fused", "use_fused"]
 
 log = logging.getLogger("paceline")
 
@@ -48,18 +48,19 @@ def takes_fused(
         return False
     kind = _of_torch(kind)
     return all(
-        _works(kind, dtype, on) for dtype, on in {(p.dtype, device or p.device.type) for p in parameters}
+        kernel_works(kind, dtype, on)
+        for dtype, on in {(p.dtype, device or p.device.type) for p in parameters}
     )
 
 
 def _of_torch(kind: type) -> type:
-    """torch's class of this name, if it is one of ours that stands in front of it (worker/optimizer.py)."""
+    """torch's class of this name, if ours stands in front of it (worker/script_optimizer.py)."""
     own = getattr(torch.optim, kind.__name__, kind)
     return own if isinstance(own, type) and issubclass(kind, own) else kind
 
 
 @cache
-def _works(kind: type, dtype: torch.dtype, device: str) -> bool:
+def kernel_works(kind: type, dtype: torch.dtype, device: str) -> bool:
     """Whether a fused kernel does what the plain one does. Of classes that are not torch's nobody knows."""
     if not kind.__module__.startswith("torch.optim.") or not dtype.is_floating_point:
         return True

@@ -1,12 +1,16 @@
 """Planning: what a user asks for, and what it becomes before anything starts.
 
-* `job.py`   Job: a program, its resources and a mode; checks each setting by itself.
-* `plan.py`  make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
-             ModelFacts: what `paceline plan` learns from the script's model.
-* `grid.py`  StudyPlan: the runs of a study, each with its job; which are left. Pure.
-* `program.py`  check_program: is the script or module there?
+* `job.py`       Job: a program, its resources and a mode. Declares every option, once.
+* `option.py`    Option: what a declaration says, and all that follows from it.
+* `checks.py`    what a setting must be by itself.
+* `rules.py`     which settings do not go together, and which do not go with a mode.
+* `amounts.py`   durations and sizes as people type them.
+* `plan.py`      make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
+                 ModelFacts: what `paceline plan` learns from the script's model.
+* `grid.py`      StudyPlan: the runs of a study, each with its job; which are left. Pure.
+* `program_check.py`  check_program: is the script or module there?
 * `capacity.py`  check_capacity: refuses what the host cannot carry. Pure.
-* `host.py`  read_limits: what this host has left: processes, open files, memory.
+* `host.py`      read_limits: what this host has left: processes, open files, memory.
 * `security.py`  TLS: refuses what cannot be had; makes or reads the run's certificates.
 
 Importing this package does not import torch: `paceline plan` refuses a wrong job at once.

@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from typing import Any, Self
 
 from paceline.exceptions import UsageError
-from paceline.plan.job import Job
+from paceline.plan.job import JOB_OPTIONS, Job
 
 __all__ = ["BUDGETS", "Axis", "StudyPlan", "Trial", "job_of", "left", "startable", "trials"]
 
@@ -30,10 +30,8 @@ ARGUMENT = "arg:"
 BUDGETS = {"samples": "max_samples", "updates": "max_updates", "seconds": "max_time_s", "time": "max_time_s"}
 """What a budget can be of: the setting that ends a run then."""
 
-_KNOBS = ("period", "quorum", "damping")
+_PARTS_OF_MODE = ("period", "quorum", "damping")
 """Options that are parts of a mode."""
-_OPTIONS = {"deadline": "deadline_s", "optimizer": "optimizers", "nproc_per_node": "workers"}
-"""Options whose names are not those of the settings."""
 _COLUMNS = frozenset(
     {
         *("trial", "seed", "state", "path", "runs", "time", "worker", "attempt", "step", "version", "epoch"),
@@ -51,14 +49,6 @@ _COLUMNS = frozenset(
     }
 )
 """Of the tables of a study."""
-_NOT_FREE = {
-    "script": "name one script",
-    "module": "name one script",
-    "args": "use arg:NAME=…",
-    "run_dir": "a study chooses it",
-    "seed": "use seeds",
-    **{setting: "use the budget" for setting in BUDGETS.values()},
-}
 
 
 @dataclass(frozen=True)
@@ -157,7 +147,7 @@ def job_of(
     for axis, (_, value) in zip(axes, trial.cell, strict=True):
         if axis.argument:
             args += axis.words(value)
-        elif axis.key in _KNOBS:
+        elif axis.key in _PARTS_OF_MODE:
             knobs += f"+{axis.key}={value}"
         else:
             name = field_of(axis.key)
@@ -204,13 +194,15 @@ def startable(waiting: Sequence[int], running: Sequence[int], *, at_once: int | 
 def field_of(key: str) -> str:
     """The setting of a job that a grid's key means. Raises UsageError, with the nearest."""
     name = key.replace("-", "_")
-    name = _OPTIONS.get(name, name)
-    known = [field.name for field in dataclasses.fields(Job) if field.name not in _NOT_FREE]
-    if name in _NOT_FREE:
-        raise UsageError(f"grid {key}: it cannot be varied here; {_NOT_FREE[name]}")
-    if name in known or name in _KNOBS:
+    if name in _PARTS_OF_MODE:
         return name
-    close = get_close_matches(name, [*known, *_KNOBS], n=1)
+    found = next((option for option in JOB_OPTIONS if name in option.keys), None)
+    if found is not None and found.not_in_grid is not None:
+        raise UsageError(f"grid {key}: it cannot be varied here; {found.not_in_grid}")
+    if found is not None:
+        return found.name
+    known = [option.name for option in JOB_OPTIONS if option.not_in_grid is None]
+    close = get_close_matches(name, [*known, *_PARTS_OF_MODE], n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     raise UsageError(
         f"grid {key}: `paceline run` has no option --{key.replace('_', '-')}. {hint}For an argument of the "
@@ -230,13 +222,12 @@ def _split(text: str) -> list[str]:
     return found
 
 
-_TYPES = typing.get_type_hints(Job)
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def _value(key: str, name: str, text: str) -> Any:
     """A setting's value from text."""
-    kind = _TYPES[name]
+    kind = next(option.kind for option in JOB_OPTIONS if option.name == name)
     kinds = set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
     if bool in kinds:
         if text.lower() not in _TRUTH:

@@ -1,12 +1,12 @@
 """What a user asks for: a program, its resources, a mode.
 
-The command line, `paceline.fit` and `run.json` all make the same Job, so a setting is checked in
-one place and its message is the same everywhere. What only a machine can refuse (a script that is
-not there) is the plan's business.
+Every setting is declared here once, with all that follows from it (`option.py`): the flag and its help, the
+check, the default, the commands and roles that get it. The command line, job files, `paceline.fit` and
+`run.json` all make the same Job, so a setting is checked in one place and its message is the same
+everywhere. What only a machine can refuse (a script that is not there) is the plan's business.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,40 @@ from typing import Any, Self
 from paceline.comm.compression import parse_compression
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import parse_mode, parse_schedule
+from paceline.core.modes.presets import DAMPINGS, HINTS
 from paceline.exceptions import UsageError
-from paceline.storage.names import check_name
+from paceline.plan.amounts import seconds
+from paceline.plan.checks import (
+    all_of_form,
+    in_one_form,
+    one_of,
+    path,
+    positive,
+    strings,
+    true_or_false,
+    whole_number,
+)
+from paceline.plan.option import (
+    COMMUNICATION,
+    CONSISTENCY,
+    EVERY_COMMAND,
+    FAULTS,
+    NEW_RUNS,
+    ONE_NEW_RUN,
+    ONE_RUN,
+    PROCESSES,
+    Command,
+    Option,
+    RoleKind,
+    option,
+    options_of,
+)
+from paceline.plan.rules import check_job
 
-__all__ = ["LINKS", "Job"]
+__all__ = ["JOB_OPTIONS", "KNOBS", "LINKS", "Job", "command_options", "settings_for"]
 
 LINKS = ("auto", "shm", "tcp")
+_BUDGET = "use the budget"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,189 +60,398 @@ class Job:
             wrong by itself.
     """
 
-    script: str | None = None
+    script: str | None = option(None, check=path, not_in_grid="name one script")
     """Path of the script to train with; None when `paceline.fit` started the run."""
 
-    module: bool = False
+    module: bool = option(
+        False,
+        check=true_or_false,
+        flags=("-m",),
+        help="The script is a module's name, as with python -m: [b]run -m package.train --lr 0.1[/b].",
+        commands=NEW_RUNS,
+        roles=("worker",),
+        not_in_grid="name one script",
+    )
     """`script` is the name of a module, to be run as `python -m` does."""
 
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = option((), check=strings, not_in_grid="use arg:NAME=…", roles=("worker",))
     """The script's own arguments, as in `sys.argv[1:]`."""
 
-    workers: int = 2
+    workers: int = option(
+        2,
+        check=whole_number(1, "a run needs somebody to compute gradients"),
+        flags=("-n", "--nproc-per-node"),
+        metavar="N",
+        help="Processes that compute gradients.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+    )
     """How many processes compute gradients."""
 
-    servers: int = 1
+    servers: int = option(
+        1,
+        check=whole_number(1, "a run needs somebody to hold the parameters"),
+        flags=("-s",),
+        metavar="N",
+        help="Processes that hold the parameters.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+    )
     """How many processes hold the parameters. On one machine one is enough: it uses every core."""
 
-    replicas: int = 0
-    """So many other servers hold a copy of every parameter. When a server dies, one that holds copies goes on
-    in its place; without replicas the run goes back to its last checkpoint."""
-
-    groups: int | None = None
+    groups: int | None = option(
+        None,
+        check=whole_number(1, "leave it out for one group a host"),
+        metavar="N",
+        help="With --mode hybrid:MODE: groups of workers that all-reduce. [dim]Default: one a host.[/dim]",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+    )
     """Mode `hybrid:…`: into how many groups of consecutive ranks the workers are dealt, as evenly as can be.
     None makes one group a host."""
 
-    mode: str = "bsp"
-    """Who waits for whom: `bsp`, `backup:B`, `ssp:S`, `asp`, … (docs/modes.md). Kept in this form, so `"-1"`
-    (asp in Angel and Hetu) reads back as `"asp"`."""
+    threads: int | None = option(
+        None,
+        check=whole_number(1, "leave it out to share the cores out evenly"),
+        metavar="N",
+        help="CPU threads of each worker. [dim]Default: $OMP_NUM_THREADS, or cores / workers.[/dim]",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+    )
+    """CPU threads of each worker; None takes OMP_NUM_THREADS if it is set, and shares the cores out evenly
+    otherwise."""
 
-    schedule: tuple[str, ...] = ()
-    """Modes that the run goes through by itself: `500=ssp:4` goes on in ssp:4 from the 500th update."""
+    pin: bool = option(
+        False,
+        check=true_or_false,
+        help="Keep each worker on CPU cores of its own, as many as it has threads.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+        roles=("worker",),
+    )
+    """Keep each worker on CPU cores of its own, as many as it has threads (Linux). The kernel then cannot
+    move two workers to one core. Turn it on when workers have the machine to themselves and step times
+    vary."""
 
-    guard: bool = False
-    """When the loss that the script logs diverges and staleness explains it, go back to a good checkpoint,
-    and on in a tighter mode."""
-
-    link: str = "auto"
+    link: str = option(
+        "auto",
+        check=one_of(LINKS),
+        metavar="|".join(LINKS),
+        help="How gradients and parameters travel.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+        roles=("worker",),
+    )
     """How gradients and parameters travel: `shm` (shared memory), `tcp`, or `auto`, which is shared
     memory on one host and TCP otherwise."""
 
-    tls: bool = False
+    tls: bool = option(
+        False,
+        check=true_or_false,
+        help="Encrypt TCP links; both sides show a certificate of this run, made for it. See [b]certs[/b].",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+    )
     """Encrypt TCP links between roles, and have both sides show a certificate of this run and of their role
     (TLS 1.3). Roles on one host meet on unix sockets, which need none; `link=tcp` makes them use TCP."""
 
-    certs: str | None = None
+    certs: str | None = option(
+        None,
+        check=path,
+        metavar="DIR",
+        help="The same with certificates made beforehand by [b]paceline certs[/b] DIR.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+    )
     """Directory of certificates made by `paceline certs`; implies `tls`. None makes new ones for the run."""
 
-    compress: str = "none"
+    mode: str = option(
+        "bsp",
+        check=in_one_form(parse_mode),
+        metavar="MODE",
+        help=f"Who waits for whom: {', '.join(HINTS[:4])}; {', '.join(HINTS[4:])}.",
+        panel=CONSISTENCY,
+        commands=EVERY_COMMAND,
+    )
+    """Who waits for whom: `bsp`, `backup:B`, `ssp:S`, `asp`, … (docs/modes.md). Kept in this form, so `"-1"`
+    (asp in Angel and Hetu) reads back as `"asp"`."""
+
+    schedule: tuple[str, ...] = option(
+        (),
+        check=strings,
+        metavar="N=MODE",
+        help="Go on in MODE from the N-th update. Can be repeated.",
+        panel=CONSISTENCY,
+        commands=NEW_RUNS,
+        roles=("server",),
+    )
+    """Modes that the run goes through by itself: `500=ssp:4` goes on in ssp:4 from the 500th update."""
+
+    guard: bool = option(
+        False,
+        check=true_or_false,
+        help="When the logged loss diverges and staleness explains it, go back to a good checkpoint, and on "
+        "in a tighter mode.",
+        panel=CONSISTENCY,
+        commands=NEW_RUNS,
+    )
+    """When the loss that the script logs diverges and staleness explains it, go back to a good checkpoint,
+    and on in a tighter mode."""
+
+    compress: str = option(
+        "none",
+        check=in_one_form(parse_compression),
+        metavar="HOW",
+        help="How gradients are written: fp16, bf16, terngrad, qsgd:B, signsgd, topk:P, dgc:P, sbc:P, "
+        "powersgd:R.",
+        panel=COMMUNICATION,
+        commands=EVERY_COMMAND,
+        roles=("worker",),
+    )
     """How gradients are written for the way to the servers: `fp16`, `bf16`, `terngrad`, `qsgd:B`, `signsgd`,
     `topk:P`, `dgc:P`, `sbc:P` or `powersgd:R`. For slow networks; on one host it only costs time."""
 
-    compress_replies: bool = False
+    compress_replies: bool = option(
+        False,
+        check=true_or_false,
+        help="Compress parameters on their way back, too.",
+        panel=COMMUNICATION,
+        commands=NEW_RUNS,
+        roles=("worker",),
+    )
     """Compress parameters on their way back in the same way, as differences to what the worker has."""
 
-    overlap: bool = False
+    overlap: bool = option(
+        False,
+        check=true_or_false,
+        help="Send gradients during backward; wait for parameters module by module.",
+        panel=COMMUNICATION,
+        commands=NEW_RUNS,
+        roles=("worker",),
+    )
     """Send gradients during backward, and let each module wait for its own parameters in the next forward.
     The results are the same. For links that take long enough to be worth hiding."""
 
-    prefetch: int = 0
-    """Await the reply to a push so many steps later (modes without rounds). Raise it until the reported
-    idleness is low; it adds about as much staleness."""
+    prefetch: int = option(
+        0,
+        check=whole_number(0, "0 waits for every reply"),
+        metavar="K",
+        help="Await the reply to a push K steps later (modes without rounds).",
+        panel=COMMUNICATION,
+        commands=EVERY_COMMAND,
+        roles=("worker",),
+    )
+    """Await the reply to a push this number of steps later (modes without rounds). Raise it until the
+    reported idleness is low; it adds about as much staleness."""
 
-    seed: int = 0
-    """Of the order of the samples in each epoch."""
-
-    deadline_s: float = 300.0
-    """How long anybody waits for anybody before the run fails with the name of who is missing.
-    Raise it when a message says that somebody did not answer and that role was only slow."""
-
-    checkpoint_every: int = 0
-    """Write a checkpoint every so many updates; 0 writes only the one at the end."""
-
-    keep_checkpoints: int = 3
-    """How many checkpoints stay; older ones are deleted. At least 2 leave one to fall back on."""
-
-    max_time_s: float | None = None
-    """End the run early, in order, this many seconds after its start (a resumed run starts anew): workers
-    make their last step, scripts go on behind their loops, the last checkpoint is written. None: no limit."""
-
-    max_updates: int | None = None
-    """End the run early, in order, after this many updates of the model, those before a resume included."""
-
-    max_samples: int | None = None
-    """End the run early, in order, with the update that makes it this many samples, those before a resume
-    included."""
-
-    records_mb: int = 500
-    """Megabytes that the records of pushes and metrics may take in the run directory. What is over that is
-    thinned: of later pushes only every 8th is recorded, then every 64th, and so on. Checkpoints and logs are
-    not counted."""
-
-    max_restarts: int = 3
-    """How many dead roles are replaced in a run before it fails."""
-
-    clip_norm: float | None = None
+    clip_norm: float | None = option(
+        None,
+        check=positive("leave it out to clip nothing"),
+        metavar="X",
+        help="Clip the averaged gradient to this norm (bsp only).",
+        panel=CONSISTENCY,
+        commands=EVERY_COMMAND,
+        roles=("server",),
+    )
     """Scale the averaged gradient down to this norm before each update. Only in bsp, where one
     update is one average; in other modes clip in the script, which clips each worker's own."""
 
-    norm_bound: float | None = None
-    """Refuse a push whose norm is more than so many times the median of the run's last hundred, and replace
+    norm_bound: float | None = option(
+        None,
+        check=positive(
+            "how many times the usual norm is refused",
+            least=10,
+            too_small="ordinary gradients differ that much. Give at least 10; 1000 lets every loss spike "
+            "through",
+        ),
+        metavar="X",
+        help="Refuse gradients over X times the usual norm; replace a worker that sends only such.",
+        panel=FAULTS,
+        commands=EVERY_COMMAND,
+        roles=("server",),
+    )
+    """Refuse a push whose norm is more than this many times the median of the run's last hundred, and replace
     a worker that sends such ones only. None refuses only what is not finite. Take 1,000: a loss spike is a
     factor of ten or so, a broken batch or device one of millions. Off unless asked for, because where a
     model has fitted its data to the last digit, one hard sample may well be a thousand times the rest."""
 
-    optimizers: tuple[str, ...] = ()
+    seed: int = option(
+        0,
+        check=whole_number(0, "any whole number from 0 to 2**63 - 1 will do", below=2**63, limit="2**63"),
+        metavar="N",
+        help="Of the order of samples and the workers' random numbers.",
+        panel=CONSISTENCY,
+        commands=NEW_RUNS,
+        roles=("worker",),
+        not_in_grid="use seeds",
+    )
+    """Of the order of the samples in each epoch."""
+
+    optimizers: tuple[str, ...] = option(
+        (),
+        check=all_of_form(
+            r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*",
+            "module:Class, as in my_package.optim:Lamb. torch.optim's own need not be named",
+        ),
+        flags=("--optimizer",),
+        metavar="MODULE:CLASS",
+        help="Allow an optimizer that is not in torch.optim. Can be repeated.",
+        panel=CONSISTENCY,
+        commands=EVERY_COMMAND,
+        roles=("server", "worker"),
+    )
     """Optimizers beyond torch.optim that the script may use, as `module:Class`."""
 
-    run_dir: str | None = None
+    deadline_s: float = option(
+        300.0,
+        check=positive("seconds to wait before giving up"),
+        flags=("--deadline",),
+        metavar="SECONDS",
+        help="How long anybody waits for anybody before the run fails.",
+        panel=FAULTS,
+        commands=EVERY_COMMAND,
+        roles=("server", "worker"),
+    )
+    """How long anybody waits for anybody before the run fails with the name of who is missing.
+    Raise it when a message says that somebody did not answer and that role was only slow."""
+
+    max_time_s: float | None = option(
+        None,
+        check=positive("seconds until the run ends early"),
+        flags=("--max-time",),
+        metavar="DURATION",
+        parse=seconds("--max-time"),
+        help="End the run early and in order after this long: 90s, 30m, 2h, 1h30m.",
+        panel=FAULTS,
+        commands=ONE_RUN,
+        not_in_grid=_BUDGET,
+    )
+    """End the run early, in order, this many seconds after its start (a resumed run starts anew): workers
+    make their last step, scripts go on behind their loops, the last checkpoint is written. None: no limit."""
+
+    max_updates: int | None = option(
+        None,
+        check=whole_number(1, "leave it out for no limit"),
+        metavar="N",
+        help="End the run early and in order after N updates.",
+        panel=FAULTS,
+        commands=ONE_RUN,
+        roles=("server",),
+        not_in_grid=_BUDGET,
+    )
+    """End the run early, in order, after this many updates of the model, those before a resume included."""
+
+    max_samples: int | None = option(
+        None,
+        check=whole_number(1, "leave it out for no limit"),
+        metavar="N",
+        help="End the run early and in order once it has trained on N samples.",
+        panel=FAULTS,
+        commands=ONE_RUN,
+        roles=("server",),
+        not_in_grid=_BUDGET,
+    )
+    """End the run early, in order, with the update that makes it this many samples, those before a resume
+    included."""
+
+    max_restarts: int = option(
+        3,
+        check=whole_number(0, "0 fails at the first dead worker"),
+        metavar="N",
+        help="How many dead roles are replaced before the run fails.",
+        panel=FAULTS,
+        commands=EVERY_COMMAND,
+    )
+    """How many dead roles are replaced in a run before it fails."""
+
+    replicas: int = option(
+        0,
+        check=whole_number(0, "0 keeps no copies"),
+        metavar="N",
+        help="So many other servers hold a copy of every parameter, and go on when one dies.",
+        panel=FAULTS,
+        commands=EVERY_COMMAND,
+        roles=("server",),
+    )
+    """Number of other servers that hold a copy of every parameter. When a server dies, one that holds copies
+    goes on in its place; without replicas the run goes back to its last checkpoint."""
+
+    checkpoint_every: int = option(
+        0,
+        check=whole_number(0, "0 saves only at the end"),
+        metavar="N",
+        help="Save every N updates; 0 saves only at the end.",
+        panel=FAULTS,
+        commands=EVERY_COMMAND,
+        roles=("server",),
+    )
+    """Write a checkpoint after every this many updates; 0 writes only the one at the end."""
+
+    keep_checkpoints: int = option(
+        3,
+        check=whole_number(1, "the last one always stays"),
+        metavar="N",
+        help="How many checkpoints stay.",
+        panel=FAULTS,
+        commands=EVERY_COMMAND,
+        roles=("server",),
+    )
+    """How many checkpoints stay; older ones are deleted. At least 2 leave one to fall back on."""
+
+    records_mb: int = option(
+        500,
+        check=whole_number(1, "pushes and metrics are thinned to fit"),
+        metavar="MB",
+        help="Megabytes for the records of pushes and metrics; later ones are thinned to fit.",
+        panel=FAULTS,
+        commands=NEW_RUNS,
+        roles=("server",),
+    )
+    """Megabytes that the records of pushes and metrics may take in the run directory. What is over that is
+    thinned: of later pushes only every 8th is recorded, then every 64th, and so on. Checkpoints and logs are
+    not counted."""
+
+    run_dir: str | None = option(
+        None,
+        check=path,
+        metavar="DIR",
+        help="Directory for this run. [dim]Default: a new one in $PACELINE_RUNS or ~/.paceline/runs.[/dim]",
+        commands=ONE_NEW_RUN,
+        not_in_grid="a study chooses it",
+    )
     """Directory for this run; None makes one in $PACELINE_RUNS or ~/.paceline/runs."""
 
-    spans: bool = True
+    spans: bool = option(
+        True,
+        check=true_or_false,
+        flags=("--spans/--no-spans",),
+        help="Record what every role does, for reports and traces.",
+        commands=NEW_RUNS,
+    )
     """Record what every role does, from when to when (`paceline report`, `paceline trace`)."""
 
-    torchrun_env: bool = True
+    torchrun_env: bool = option(
+        True,
+        check=true_or_false,
+        flags=("--torchrun-env/--no-torchrun-env",),
+        help="Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT for the script, as torchrun "
+        "does.",
+        commands=NEW_RUNS,
+    )
     """Set the variables that torchrun sets for every worker (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
     MASTER_PORT, …). Turn it off for a script that goes into a branch for DDP where it sees them."""
 
-    threads: int | None = None
-    """CPU threads of each worker; None takes OMP_NUM_THREADS if it is set, and shares the cores out evenly
-    otherwise."""
-
     def __post_init__(self) -> None:
-        # Lists come from JSON, YAML and typer.
-        object.__setattr__(self, "args", _strings("args", self.args))
-        object.__setattr__(self, "optimizers", _strings("optimizers", self.optimizers))
-        object.__setattr__(self, "schedule", _strings("schedule", self.schedule))
-        _check_text("script", self.script)
-        _check_text("run_dir", self.run_dir)
-        _check_text("certs", self.certs)
-        _check_count("workers", self.workers, 1, "a run needs somebody to compute gradients")
-        _check_count("servers", self.servers, 1, "a run needs somebody to hold the parameters")
-        _check_count("replicas", self.replicas, 0, "0 keeps no copies")
-        if self.replicas >= self.servers:
-            raise UsageError(
-                f"replicas={self.replicas} with servers={self.servers}: a copy is of use on another server "
-                f"only, so give at least servers={self.replicas + 1}, or fewer replicas"
-            )
-        if self.groups is not None:
-            _check_count("groups", self.groups, 1, "leave it out for one group a host")
-        _check_count("seed", self.seed, 0, "any whole number from 0 to 2**63 - 1 will do")
-        if self.seed >= 2**63:
-            raise UsageError(f"seed={self.seed} is too large: give a number below 2**63")
-        _check_count("checkpoint_every", self.checkpoint_every, 0, "0 saves only at the end")
-        _check_count("records_mb", self.records_mb, 1, "pushes and metrics are thinned to fit")
-        _check_count("keep_checkpoints", self.keep_checkpoints, 1, "the last one always stays")
-        if self.max_time_s is not None:
-            _check_positive("max_time_s", self.max_time_s, "seconds until the run ends early")
-        if self.max_updates is not None:
-            _check_count("max_updates", self.max_updates, 1, "leave it out for no limit")
-        if self.max_samples is not None:
-            _check_count("max_samples", self.max_samples, 1, "leave it out for no limit")
-        _check_count("max_restarts", self.max_restarts, 0, "0 fails at the first dead worker")
-        if self.threads is not None:
-            _check_count("threads", self.threads, 1, "leave it out to share the cores out evenly")
-        _check_positive("deadline_s", self.deadline_s, "seconds to wait before giving up")
-        if self.clip_norm is not None:
-            _check_positive("clip_norm", self.clip_norm, "leave it out to clip nothing")
-        if self.norm_bound is not None:
-            _check_positive("norm_bound", self.norm_bound, "how many times the usual norm is refused")
-            if self.norm_bound < 10:
-                raise UsageError(
-                    f"norm_bound={self.norm_bound:g} is too small: ordinary gradients differ that much. Give "
-                    "at least 10; 1000 lets every loss spike through"
-                )
-        mode = parse_mode(self.mode)
-        object.__setattr__(self, "mode", str(mode))
-        turns = parse_schedule(mode, self.schedule).turns
-        object.__setattr__(self, "schedule", tuple(f"{version}={turn}" for version, turn in turns))
-        if not isinstance(self.guard, bool):
-            raise UsageError(f"guard={self.guard!r} is neither True nor False")
-        object.__setattr__(self, "compress", str(parse_compression(self.compress)))
-        for name in ("module", "tls", "compress_replies", "overlap", "spans", "torchrun_env"):
-            if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name}={getattr(self, name)!r} is neither True nor False")
-        object.__setattr__(self, "tls", self.tls or self.certs is not None)
-        _check_count("prefetch", self.prefetch, 0, "0 waits for every reply")
-        _ = self.transfer
-        if self.link not in LINKS:
-            raise UsageError(f"link={self.link!r}: there is no such link. Valid: {', '.join(LINKS)}")
-        for name in self.optimizers:
-            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
-                raise UsageError(
-                    f"optimizers: {name!r} is not of the form module:Class, as in "
-                    "my_package.optim:Lamb. torch.optim's own need not be named"
-                )
+        for each in JOB_OPTIONS:
+            self._set(each.name, each.checked(getattr(self, each.name)))
+        turns = parse_schedule(parse_mode(self.mode), self.schedule).turns
+        self._set("schedule", tuple(f"{version}={turn}" for version, turn in turns))
+        self._set("tls", self.tls or self.certs is not None)
+        _ = self.transfer  # it checks itself
+        check_job(self)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def name(self) -> str:
@@ -237,13 +474,12 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, which `from_json` reads back."""
-        data = dataclasses.asdict(self)
-        return data | {name: list(data[name]) for name in ("args", "optimizers", "schedule")}
+        return {each.name: _plain(getattr(self, each.name)) for each in JOB_OPTIONS}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """A job from plain data; settings that are missing have their defaults."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [each.name for each in JOB_OPTIONS]
         unknown = sorted(set(data) - set(known))
         if unknown:
             raise UsageError(
@@ -252,31 +488,58 @@ class Job:
         return cls(**data)
 
 
-def _check_count(name: str, value: object, least: int, advice: str) -> None:
-    # True is an int to Python, but "workers: yes" in a YAML file is a mistake.
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{name}={value!r} is not a whole number; {advice}")
-    if value < least:
-        raise UsageError(f"{name}={value} is too small: give at least {least} ({advice})")
+JOB_OPTIONS: tuple[Option, ...] = options_of(Job)
+"""The declarations of all settings, in the order of `--help`."""
+
+KNOBS: tuple[Option, ...] = tuple(
+    dataclasses.replace(knob, flags=(f"--{knob.name}",), panel=CONSISTENCY)
+    for knob in (
+        Option(
+            name="staleness",
+            kind=int | None,
+            metavar="S",
+            help="With --mode ssp: the same as --mode ssp:S.",
+            commands=EVERY_COMMAND,
+        ),
+        Option(
+            name="period",
+            kind=int | None,
+            metavar="N",
+            help="With bsp, backup, ssp, asp: local steps between exchanges.",
+            commands=NEW_RUNS,
+        ),
+        Option(
+            name="quorum",
+            kind=int | None,
+            metavar="N",
+            help="With asp, ssp: gradients that make one update.",
+            commands=NEW_RUNS,
+        ),
+        Option(
+            name="damping",
+            kind=str | None,
+            metavar="HOW",
+            help="With asp, ssp, downpour: what is done about stale gradients: momentum (unless you say "
+            f"otherwise), {', '.join(DAMPINGS[2:])}, or none, the papers' plain rule.",
+            commands=NEW_RUNS,
+        ),
+    )
+)
+"""Options of the command line that are parts of `mode`, and no settings of their own."""
 
 
-def _check_positive(name: str, value: object, meaning: str) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UsageError(f"{name}={value!r} is not a number ({meaning})")
-    if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{name}={value:g} is not a finite number above 0 ({meaning})")
+def command_options(command: Command) -> list[Option]:
+    """What a command takes, in the order of `--help`: settings of a job, and the knobs behind `mode`."""
+    found: list[Option] = []
+    for each in JOB_OPTIONS:
+        found += [each, *(KNOBS if each.name == "mode" else ())]
+    return [each for each in found if command in each.commands]
 
 
-def _check_text(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
-        raise UsageError(f"{name}={value!r} is not a path")
-    if isinstance(value, str):
-        check_name(name, value)
+def settings_for(role: RoleKind, job: Job) -> dict[str, Any]:
+    """The settings that a role gets, as plain data for its ServerConfig or WorkerConfig."""
+    return {each.name: _plain(getattr(job, each.name)) for each in JOB_OPTIONS if role in each.roles}
 
 
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise UsageError(f"{name}={value!r} is not a list of strings")
-    for each in value:
-        check_name(name, each)
-    return tuple(value)
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -14,10 +14,11 @@ from paceline.exceptions import UsageError
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
 from paceline.plan.host import read_limits
 from paceline.plan.job import Job
-from paceline.plan.program import check_program
+from paceline.plan.program_check import check_program
+from paceline.plan.rules import check_modes
 from paceline.plan.security import check_tls
 
-__all__ = ["ModelFacts", "Plan", "RolePlan", "make_plan"]
+__all__ = ["ModelFacts", "Plan", "RolePlan", "available_cores", "make_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,46 +137,12 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
     mode = parse_mode(job.mode)
     schedule = parse_schedule(mode, job.schedule)
     schedule.check(job.workers)
-    if job.guard and not mode.switchable:
-        raise UsageError(
-            f"guard falls back to a tighter mode, and a run in {mode} cannot be switched; leave guard out, "
-            "or use asp, ssp or backup"
-        )
-    if job.guard and all(each.tighter() is None for each in schedule.modes):
-        raise UsageError(
-            f"guard falls back to a tighter mode, and there is none tighter than {mode}; leave guard out, "
-            "or use asp, ssp or backup"
-        )
-    if mode.needs_memory and job.link == "tcp":
-        raise UsageError(
-            f"mode {mode} lets all workers write into one memory, and link=tcp has none that they share; use "
-            "link auto or shm, or a mode that sends messages, such as asp or dogwild"
-        )
-    if job.clip_norm is not None and any(each.name != "bsp" for each in schedule.modes):
-        raise UsageError(
-            f"clip_norm={job.clip_norm:g} clips the average of all workers' gradients, which only "
-            f"bsp has; got mode={schedule}. Use mode bsp, or leave clip_norm out and call "
-            "torch.nn.utils.clip_grad_norm_ in the script, which clips each worker's own gradient"
-        )
-    if job.norm_bound is not None and (mode.payload in ("elastic", "none") or mode.serverless):
-        raise UsageError(
-            f"norm_bound={job.norm_bound:g} judges the gradients that workers push, and mode {mode} pushes "
-            "none; leave norm_bound out, or use another mode, such as bsp or asp"
-        )
-    for each in schedule.modes:
-        job.transfer.check(each)
-    if job.link == "shm" and job.transfer.inline:
-        raise UsageError(
-            "link=shm shares memory, where nothing travels that could be compressed or hidden: leave out "
-            "compress, overlap and prefetch, or use link auto or tcp"
-        )
-    if job.replicas:
-        _check_replicas(job, schedule.modes)
+    check_modes(job, schedule)
     check_program(job)
     _check_environment(job, mode)
-    tls_warnings = check_tls(job, mode, run_id)
+    tls_warnings = check_tls(job, run_id)
     groups = _groups(job, mode)
-    cores = _cores()
+    cores = available_cores()
     # The workers wait while the servers update, and the other way round: both may have every core.
     count = 1 if mode.serverless else job.servers
     threads = job.threads or _threads_wished() or max(1, cores // job.workers)
@@ -210,34 +177,8 @@ def _check_environment(job: Job, mode: ModeSpec) -> None:
         )
 
 
-def _check_replicas(job: Job, modes: Sequence[ModeSpec]) -> None:
-    for mode in modes:
-        reason = None
-        if mode.serverless or mode.grouped:
-            reason = "its workers hold parameters of their own, and go back together"
-        elif mode.needs_memory:
-            reason = "its workers write to one memory, which outlives servers anyway"
-        elif mode.by_epoch:
-            reason = "what its servers remember of L-BFGS has no copies"
-        if reason is not None:
-            raise UsageError(f"replicas={job.replicas}: not in mode {mode}: {reason}. Leave replicas out")
-    if job.transfer.pipelined or job.compress_replies:
-        raise UsageError(
-            f"replicas={job.replicas} does not go with overlap, prefetch or compress_replies: what is under "
-            "way could not be asked for again when a server is gone. Leave one of them out"
-        )
-
-
 def _groups(job: Job, mode: ModeSpec) -> tuple[tuple[int, ...], ...]:
     """The groups that the workers are dealt to."""
-    if job.groups is not None and mode.inner is None:
-        reason = (
-            "is one group of all workers; for several, with a mode between them, use mode hybrid:MODE"
-            if mode.serverless
-            else "has none; use mode hybrid:MODE, in which workers all-reduce in groups and MODE runs "
-            "between the groups"
-        )
-        raise UsageError(f"groups={job.groups}: mode {mode} {reason}, or leave groups out")
     if not mode.grouped:
         return ()
     count = job.groups or 1  # one a host, and all roles are on one
@@ -278,6 +219,8 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
             f"threads={job.threads} per worker, but this machine has {cores} cores for us; "
             "threads that share a core slow each other down"
         )
+    if job.pin and not hasattr(os, "sched_setaffinity"):
+        found.append("pin is ignored: this system cannot keep a process on certain cores (Linux can)")
     if protection.blocks:
         found.append(
             f"{BLOCKS} is set: in every second {protection.blocks} steps NaN and Inf reach the model. "
@@ -292,8 +235,8 @@ def _threads_wished() -> int | None:
     return int(first) if first.isdecimal() and int(first) else None
 
 
-def _cores() -> int:
-    # What we may use, not what is built in: taskset and container limits narrow it.
+def available_cores() -> int:
+    """Cores that this process may use, not those built in: taskset and container limits narrow it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -4,42 +4,32 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.comm.certificates import DAYS as CERTIFICATE_DAYS
 from paceline.comm.certificates import Certificates, check_can_make
 from paceline.comm.tls import Certificate
-from paceline.core.modes import ModeSpec
 from paceline.exceptions import UsageError
 from paceline.plan.job import Job
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
 
-__all__ = ["certificates_of", "check_tls"]
+__all__ = ["CERTIFICATE_DAYS", "certificates_of", "check_tls"]
 
 _SOON = timedelta(days=1)
 
 
-def check_tls(job: Job, mode: ModeSpec, run_id: str | None) -> list[str]:
+def check_tls(job: Job, run_id: str | None) -> list[str]:
     """Warnings about a job's TLS.
 
     Args:
         run_id: of the run that goes on; None for a new one.
 
     Raises:
-        UsageError: it contradicts something else, or its certificates will not do.
+        UsageError: its certificates will not do.
         PlanError: what makes certificates is missing.
     """
     if not job.tls:
         return []
-    if job.link == "shm":
-        raise UsageError(
-            "tls protects TCP links, and link=shm has all roles share memory on one host: leave one of the "
-            "two out"
-        )
-    if mode.grouped and job.link == "tcp":
-        raise UsageError(
-            f"mode {mode} over link=tcp has gloo carry gradients, which tls does not cover: use link auto "
-            "(shared memory on one host), another mode, or leave tls out"
-        )
     found = []
     if job.certs is None:
         check_can_make()

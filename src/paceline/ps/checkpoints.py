@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.comm.messages import SaveCut, SaveEnded
 from paceline.core.decider import Decider
 from paceline.core.sequencer import Sequencer
 from paceline.core.steps import CheckpointStep, Steps
@@ -47,8 +48,8 @@ class CheckpointCoordinator:
         *,
         describe: Callable[[], dict[str, Any]],
         extras: Callable[[], dict[str, Tensor]],
-        tell: Callable[[dict[str, Any]], None],
-        report: Callable[[dict[str, Any]], None],
+        tell: Callable[[SaveCut], None],
+        report: Callable[[SaveEnded], None],
         post_saved: Callable[[Path | CheckpointError], None],
     ) -> None:
         self.current = 0
@@ -120,13 +121,13 @@ class CheckpointCoordinator:
         patience = _LAST_PARTS_S if self._all_ended else _HURRY_S
         self._hurry_at = self._hurry_at or time.monotonic() + patience
         if self._executor.shard is None:
-            self._report({"checkpoint": None, "reason": "there is no model yet"})
+            self._report(SaveEnded(None, reason="there is no model yet"))
         elif self._all_ended and self._executor.peers:
             pass  # their last parts are on the way; the last one to leave brings us back
         elif self._saver is not None:
             self._again = self.unsaved or self._saver.version < self._decider.version
         elif self.last_saved == self._decider.version and not self.unsaved:
-            self._report({"checkpoint": "kept", "version": self.last_saved})
+            self._report(SaveEnded("kept", self.last_saved))
         elif self._in_a_round or self._sequencer.waiting or not self._is_current():
             # Between two rounds every worker is between two batches, and a resume is bitwise.
             self._at_next = True
@@ -150,7 +151,7 @@ class CheckpointCoordinator:
         """Once a checkpoint that was asked for needs the workers no more, let the controller know."""
         if self._asked and not self._told_cut and self._saver is not None and not self._saver.needs_workers:
             self._told_cut = True
-            self._tell({"cut": self._saver.version})
+            self._tell(SaveCut(self._saver.version))
 
     def hurry(self) -> Steps:
         """Wait for nobody any more."""
@@ -219,10 +220,12 @@ class CheckpointCoordinator:
             self._of_this_one[name] = tensors
             self._saver.worker_saved(rank)
 
-    def worker_left(self, worker: int) -> Steps:
-        """A worker is gone, and the mode knows it."""
+    def worker_left(self, worker: int, *, finished: bool) -> Steps:
+        """A worker is gone, in order (`finished`) or not, and the mode knows it."""
         self._flags.discard(worker)
-        if self._saver is not None:
+        if self._saver is not None and not finished and not self._asked:
+            self._saver.worker_lost(worker)
+        elif self._saver is not None:  # of a checkpoint that the run ends with, commit what there is
             self._saver.worker_saved(worker)
         elif self._at_next and not self._decider.machine.active:
             return self._save_now()  # no round will end any more
@@ -245,25 +248,24 @@ class CheckpointCoordinator:
 
     def saved(self, result: Path | CheckpointError) -> Steps:
         """A checkpoint is complete, or failed."""
-        body: dict[str, Any]
         if isinstance(result, CheckpointError):
             log.error("checkpoint failed: %s", result)
-            body = {"checkpoint": None, "reason": str(result)}
+            ended = SaveEnded(None, reason=str(result))
         else:
             assert self._saver is not None
             self.last_saved = self._saver.version
             log.info("checkpoint %s", result.name)
-            body = {"checkpoint": str(result), "version": self._saver.version}
+            ended = SaveEnded(str(result), self._saver.version)
         self._saver = None
         self._flags.clear()
         again, self._again = self._again, False
         if again:
             return self._save_now()
         if self._all_ended and self._executor.peers:
-            self._report(body, asked=False)  # the final one is still to come: see _save_now
+            self._report(ended, asked=False)  # the final one is still to come: see _save_now
         else:
             self._hurry_at = None
-            self._report(body)
+            self._report(ended)
         return []
 
     def close(self) -> None:
@@ -271,8 +273,8 @@ class CheckpointCoordinator:
         if self._saver is not None:
             self._saver.join()
 
-    def _report(self, body: dict[str, Any], *, asked: bool = True) -> None:
+    def _report(self, ended: SaveEnded, *, asked: bool = True) -> None:
         """What became of a checkpoint; `asked`: of the one that the controller waits for, if it does."""
         if asked:
             asked, self._asked = self._asked, False
-        self._report_it({**body, "asked": asked})
+        self._report_it(ended._replace(asked=asked))

@@ -423,7 +423,7 @@ class Executor:
             for damage in self._faults.at(self.updates + 1):
                 for admit in admits[self.updates % len(admits) :][:1] if admits else ():
                     if admit.worker in self.peers:
-                        self.peers[admit.worker].connection.damage = damage
+                        self.peers[admit.worker].connection.damage_next(damage)
         self._spans.begin_step(self.updates)
         protection.begin_step(self.updates)
         self._spans.main.enter(Phase.UPDATE)

@@ -20,6 +20,22 @@ import torch
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
+from paceline.comm.messages import (
+    FROM_CONTROLLER,
+    EndEarly,
+    LastWordsKept,
+    LetServerGo,
+    LetWorkerGo,
+    ModeEntered,
+    ReplaceWorker,
+    SaveBegun,
+    SaveEnded,
+    SaveNow,
+    SaveSoon,
+    ServerAddresses,
+    StopServing,
+    SwitchMode,
+)
 from paceline.core.ballot import WHO
 from paceline.core.decider import Decider
 from paceline.core.events import (
@@ -244,30 +260,31 @@ class LeadServer(Placing):
         super().on_end(connection, reason)
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.CHECKPOINT and field(frame.body, "soon", bool, False):
-            self._checkpoints.want_soon()
-        elif frame.kind is Kind.CHECKPOINT:
-            with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
-                self._controller.send(Kind.STATS, {"begun": True})
-            all_ended = field(frame.body, "all_ended", bool, False)
-            self._order(self._checkpoints.want_now(all_ended=all_ended))
-        elif frame.kind is Kind.SWITCH:
-            self._switch(field(frame.body, "mode", str), field(frame.body, "request", str))
-        elif frame.kind is Kind.LEAVE and "server" in frame.body:
-            self._departing.add(field(frame.body, "server", int))
-            self._plan_change()
-        elif frame.kind is Kind.LEAVE and "stop" in frame.body:
-            self._stop_asked = field(frame.body, "stop", str)
-            self._stop_if_asked()
-        elif frame.kind is Kind.LEAVE:
-            leaving = field(frame.body, "worker", int)
-            self._leaving.add(leaving)
-            self._do(Dismiss(leaving))
-        elif frame.kind is Kind.STOP:
-            self._tell()
-            with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {**self._stats(), "last": True})
-            self._running = False
+        match FROM_CONTROLLER.read(frame.kind, frame.body):
+            case SaveSoon():
+                self._checkpoints.want_soon()
+            case SaveNow(all_ended):
+                self._tell_controller(SaveBegun())  # copying a large model takes seconds, without a word
+                self._order(self._checkpoints.want_now(all_ended=all_ended))
+            case SwitchMode(mode, request):
+                self._switch(mode, request)
+            case LetServerGo(server):
+                self._departing.add(server)
+                self._plan_change()
+            case EndEarly(reason):
+                self._stop_asked = reason
+                self._stop_if_asked()
+            case LetWorkerGo(worker):
+                self._leaving.add(worker)
+                self._do(Dismiss(worker))
+            case StopServing():
+                self._tell()
+                self._tell_controller(self._stats()._replace(last=True))
+                self._running = False
+            case ServerAddresses() | LastWordsKept():
+                pass  # it leads, and has said nothing that must be heard before it may end
+            case other:
+                assert_never(other)
 
     def _stop_if_asked(self) -> None:
         """End the run early. Before the first step, followers could not be told: it waits until then."""
@@ -279,8 +296,7 @@ class LeadServer(Placing):
 
     def _controller_back(self, fresh: Connection) -> None:
         super()._controller_back(fresh)
-        body = {"mode": str(self._decider.mode), "version": self._decider.version, "request": None}
-        self._controller.send(Kind.STATS, body)
+        self._controller.tell(ModeEntered(str(self._decider.mode), self._decider.version))
         self._told_ending = False
         self._tell_news()
 
@@ -576,15 +592,15 @@ class LeadServer(Placing):
             "workers": self.config.workers,
         }
 
-    def _tell_controller(self, body: dict[str, Any]) -> None:
+    def _tell_controller(self, message: Any) -> None:
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(message)
 
-    def _report(self, body: dict[str, Any]) -> None:
+    def _report(self, ended: SaveEnded) -> None:
         """What became of a checkpoint."""
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, self._stats())
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(self._stats())
+            self._controller.tell(ended)
 
     def _take_parameters(self, peer: WorkerPeer) -> None:
         """allreduce: the root has made its step, and waits."""
@@ -735,7 +751,7 @@ class LeadServer(Placing):
             self._gate.discard(peer.worker)
         else:
             self._act(self._do(Leave(peer.worker, peer.incarnation, finished)).steps)
-        self._order(self._checkpoints.worker_left(peer.worker))
+        self._order(self._checkpoints.worker_left(peer.worker, finished=finished))
 
     def _worker_lost(self, peer: WorkerPeer) -> None:
         super()._worker_lost(peer)
@@ -832,8 +848,7 @@ class LeadServer(Placing):
         self._let_depart()
         self._order(self._checkpoints.hurry_if_late(now))
         self._checkpoints.tell_cut()
-        with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, self._stats())
+        self._tell_controller(self._stats())
 
     def _check_deadline(self, now: float) -> None:
         """Nobody waits for ever, and the error names who is missing."""
@@ -903,10 +918,8 @@ class LeadServer(Placing):
         """Have the controller put another process in a worker's place. This one can write no more then."""
         if (peer := self._executor.peers.get(worker)) is not None:
             incarnation = peer.incarnation
-        body = {"replace": worker, "incarnation": incarnation, "reason": reason}
         log.warning("%s", reason)
-        with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+        self._tell_controller(ReplaceWorker(worker, incarnation, reason))
 
     def _blockers(self, worker: int) -> set[int]:
         """Workers that this one waits for; none if it waits for a server."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, assert_never
 
 from paceline.comm import Connection, Kind
+from paceline.comm.messages import LeadReport, ModeEntered, RunEndsEarly, SwitchRefused, UserNote
 from paceline.core.decider import Decider
 from paceline.core.events import Answered, Answers, Event, Granted, Switch, Verdicts, events_to_json
 from paceline.core.leases import Lease
@@ -84,7 +85,9 @@ class Ordering(Server):
         """The controller wants another mode, and has seen that the run can carry it."""
         mode = parse_mode(text)
         adopted = self._executor.shard is not None
-        reason = self._decider.mode.carries(mode) or (undealt(mode, self._decider.book) if adopted else None)
+        reason = self._decider.mode.switch_refusal(mode) or (
+            undealt(mode, self._decider.book) if adopted else None
+        )
         if self._executor.optimizers > 1:
             reason = reason or mode.one_optimizer_reason()
         if reason is not None:
@@ -99,13 +102,12 @@ class Ordering(Server):
 
     def _refuse_switch(self, request: str, reason: str) -> None:
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"refused_switch": reason, "request": request})
+            self._controller.tell(SwitchRefused(request, reason))
 
     def _tell_mode(self) -> None:
         request, self._request = self._request, None
-        body = {"mode": str(self._decider.mode), "version": self._decider.version, "request": request}
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, body)
+            self._controller.tell(ModeEntered(str(self._decider.mode), self._decider.version, request))
 
     def _do(self, event: Event) -> Ruling:
         """Let something happen to the decider; the followers will hear of it with the next order."""
@@ -166,7 +168,7 @@ class Ordering(Server):
             self._told_ending = True
             log.info("the run ends early: %s", self._decider.ballot.reason)
             with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"ending": self._decider.ballot.reason})
+                self._controller.tell(RunEndsEarly(self._decider.ballot.reason))
 
     def _order(self, steps: Steps) -> None:
         """Forward steps to the followers, then execute them."""
@@ -217,27 +219,27 @@ class Ordering(Server):
             parts, held = complete
             self._act([*self._do(Answered(tuple(map(tuple, parts)))).steps, *held])
 
-    def _stats(self) -> dict[str, Any]:
-        totals = self._decider.totals
+    def _stats(self) -> LeadReport:
+        totals, book, layout = self._decider.totals, self._decider.book, self._executor.layout
         norms, self._norms_told = self._norms_told, []
-        return {
-            "version": self._decider.version,
-            "epoch": self._decider.epoch,
-            "samples": totals.samples,
-            "pushes": totals.pushes,
-            "dropped": totals.dropped,
-            "dropped_of": {str(k): n for k, n in totals.dropped_of.items()},
-            "refused": totals.refused,
-            "norms": norms,
-            "skipped": totals.skipped,
-            "lost": self._executor.lost,
-            "update_s": round(self._executor.update_s, 6),
-            "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)[:64]},
-            "data": self._adoption.model.data if self._adoption.model else None,
-            "leases": self._decider.book.accounts() if self._decider.book else [],
-            "earlier_epochs": self._decider.book.earlier() if self._decider.book else {},
-            "parameters": self._executor.layout.numel if self._executor.layout else 0,
-        }
+        return LeadReport(
+            version=self._decider.version,
+            epoch=self._decider.epoch,
+            samples=totals.samples,
+            pushes=totals.pushes,
+            dropped=totals.dropped,
+            dropped_of=dict(totals.dropped_of),
+            refused=totals.refused,
+            norms=tuple(norms),
+            skipped=totals.skipped,
+            lost=self._executor.lost,
+            update_s=round(self._executor.update_s, 6),
+            staleness={k: totals.staleness[k] for k in sorted(totals.staleness)[:64]},
+            data=self._adoption.model.data if self._adoption.model else None,
+            leases=tuple(book.accounts()) if book else (),
+            earlier_epochs=book.earlier() if book else {},
+            parameters=layout.numel if layout else 0,
+        )
 
     def _write_pushes(self) -> None:
         try:
@@ -254,4 +256,4 @@ class Ordering(Server):
             self._said.add(text)
             log.warning("%s", text)
             with contextlib.suppress(LinkError):
-                self._controller.send(Kind.STATS, {"note": text})
+                self._controller.tell(UserNote(text))

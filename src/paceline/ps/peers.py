@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
-from paceline.comm.compression.codec import Decoder
+from paceline.comm.compression.slice_codec import Decoder
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.transfer import Transfer, encoded_sizes

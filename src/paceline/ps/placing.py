@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
+from paceline.comm.messages import FullyReplicated, ServerEmptied, ServerUnreachable
 from paceline.core.decider_state import decider_state_to_json
 from paceline.core.steps import AdmitStep, PlaceStep, steps_to_json
 from paceline.exceptions import LinkError
@@ -80,7 +81,7 @@ class Placing(Ordering):
         placement = self._latest_placement().without(rank) if able else None
         if placement is None:
             with contextlib.suppress(LinkError):  # the last that is known of what is lost
-                self._controller.send(Kind.STATS, self._stats())
+                self._controller.tell(self._stats())
             self._fail(LinkError(f"{self.name} lost server:{rank}: {reason}"))
             return
         log.warning("server:%s: %s; others answer for its slices", rank, reason)
@@ -181,7 +182,7 @@ class Placing(Ordering):
             return
         with contextlib.suppress(LinkError):
             while self._departed:
-                self._controller.send(Kind.STATS, {"departed": min(self._departed)})
+                self._controller.tell(ServerEmptied(min(self._departed)))
                 self._departed.discard(min(self._departed))
 
     def _give(self, server: int, number: int, tensors: dict[str, Tensor]) -> None:
@@ -206,7 +207,7 @@ class Placing(Ordering):
     def _tell_whole(self) -> None:
         """All slices have all the copies that they should have."""
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"whole": sorted(self._executor.placement.servers)})
+            self._controller.tell(FullyReplicated(tuple(sorted(self._executor.placement.servers))))
 
     def _catch_up(self, follower: Connection, position: int) -> None:
         """A follower of the lead before has come: it lacks what only we have heard of."""
@@ -256,4 +257,4 @@ class Placing(Ordering):
             for rank in lost & self._followers.keys() if now - since > _ACCUSED_S else ():
                 self._hub.end(self._followers[rank], "a worker cannot reach it any more")
                 with contextlib.suppress(LinkError):
-                    self._controller.send(Kind.STATS, {"unreachable": rank})
+                    self._controller.tell(ServerUnreachable(rank))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm.compression import CompressionSpec
-from paceline.comm.compression.codec import Decoder, Encoder, Piece
+from paceline.comm.compression.slice_codec import Decoder, Encoder, Piece
 from paceline.params import Layout, Slice, dtype_named
 
 __all__ = ["Differences", "decoder_of"]

@@ -98,9 +98,20 @@ class Saver:
         self._try_commit()
 
     def worker_saved(self, worker: int) -> None:
-        """A worker's part is in `states` (see `commit_now`), or the worker is gone."""
+        """A worker's part is in `states`, or the worker has ended in order and sent its last part before."""
         self._workers.discard(worker)
         self._try_commit()
+
+    def worker_lost(self, worker: int) -> None:
+        """A worker ended before it sent its part. The part that it sent for an earlier checkpoint (its steps,
+        random numbers, schedulers) does not belong to these parameters: give this checkpoint up."""
+        if worker in self._workers and not self._hurried:
+            self.part_written(
+                CheckpointError(
+                    f"worker:{worker} ended before it sent its part of checkpoint {self.version}; "
+                    "the checkpoint before it is kept"
+                )
+            )
 
     def stop_waiting(self) -> None:
         """Commit as soon as the servers' parts are written, without the workers' parts that are not here."""

@@ -19,6 +19,21 @@ from paceline.comm import Address, Connection, Frame, Kind, Region, connect
 from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.messages import (
+    FROM_CONTROLLER,
+    EndEarly,
+    LastWordsKept,
+    LetServerGo,
+    LetWorkerGo,
+    SaveNow,
+    SaveSoon,
+    ServerAddresses,
+    ServerListening,
+    ServerReport,
+    StopServing,
+    StrangerSeen,
+    SwitchMode,
+)
 from paceline.core.events import events_from_json
 from paceline.core.steps import steps_from_json
 from paceline.exceptions import (
@@ -126,7 +141,7 @@ class Server:
     def meet_controller(self) -> None:
         """Listen to the controller, and say where workers find this server. It may be another one later."""
         self._hub.add(self._controller)
-        self._controller.send(Kind.READY, {"address": self._hub.listener.address.to_json()})
+        self._controller.tell(ServerListening(self._hub.listener.address.to_json()))
 
     def _controller_back(self, fresh: Connection) -> None:
         if self._running:
@@ -145,15 +160,16 @@ class Server:
 
     def _tell(self) -> None:
         """Tell the controller how this server does."""
-        body = {
-            "updates": self._executor.updates,
-            "update_s": round(self._executor.update_s, 6),
-            "phases": {PHASES[phase]: round(s, 6) for phase, s in self.parts.spans.flush().items()},
-            **({"spans_broken": str(self.parts.spans.broken)} if self.parts.spans.broken is not None else {}),
-            **({"saving": progress} if (progress := self._part_writer.progress) is not None else {}),
-        }
+        spans, progress = self.parts.spans, self._part_writer.progress
+        report = ServerReport(
+            updates=self._executor.updates,
+            update_s=round(self._executor.update_s, 6),
+            phases={PHASES[phase]: round(s, 6) for phase, s in spans.flush().items()},
+            spans_broken=None if spans.broken is None else str(spans.broken),
+            saving=None if progress is None else (progress[0], progress[1]),
+        )
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"server": body})
+            self._controller.tell(report)
 
     def _close(self) -> None:
         self._running = False
@@ -176,7 +192,7 @@ class Server:
         """A port scan, or a role of another run."""
         log.warning("refused a connection: %s", reason)
         with contextlib.suppress(LinkError):
-            self._controller.send(Kind.STATS, {"stranger": reason})
+            self._controller.tell(StrangerSeen(reason))
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
@@ -308,11 +324,24 @@ class Server:
     # --- the controller and the leader ------------------------------------------------------------
 
     def _on_controller(self, frame: Frame) -> None:
-        if frame.kind is Kind.START:
-            self._follow(field(frame.body, "lead", int), field(frame.body, "servers", dict))
-        elif frame.kind is Kind.STOP:
-            self._tell()
-            self._running = False
+        match FROM_CONTROLLER.read(frame.kind, frame.body):
+            case ServerAddresses(servers, lead):
+                self._follow(lead, servers)
+            case StopServing():
+                self._tell()
+                self._running = False
+            case (
+                SaveNow()
+                | SaveSoon()
+                | SwitchMode()
+                | LetWorkerGo()
+                | LetServerGo()
+                | EndEarly()
+                | LastWordsKept()
+            ):
+                pass  # for the leader, whose death the controller had not noticed; it asks the next one again
+            case other:
+                assert_never(other)
 
     def _follow(self, lead: int, servers: dict[str, Any]) -> None:
         """That server leads: the first one, or one that takes the place of a lead that is gone."""

@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[Path]:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
         yield temporary
-        os.chmod(temporary, mode)  # who writes may have made another file, with permissions of its own
+        os.chmod(temporary, mode)  # `write` may have made another file, with permissions of its own
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -67,7 +67,7 @@ _COMMITTED = re.compile(r"version-([0-9]{12,18})(\.old)?")
 _TEMPORARY = re.compile(r"\.version-[0-9]{12,18}(\.old)?\.tmp-[0-9a-f]+")
 
 # By name, so that this module need not import torch to be imported.
-_DTYPES = {
+DTYPES = {
     "torch.float64": "F64",
     "torch.float32": "F32",
     "torch.float16": "F16",
@@ -344,7 +344,7 @@ def discard_after(root: Path, version: int) -> None:
 
 
 def clean_temporary(root: Path) -> None:
-    """Remove what killed processes left behind. Only while nobody writes a checkpoint in `root`."""
+    """Remove what killed processes left behind. Only while no process writes a checkpoint in `root`."""
     committed = _committed(root)
     with _explained("clean", root):
         for path in list(root.iterdir()) if root.exists() else []:
@@ -369,7 +369,7 @@ def _safetensors(path: Path, tensors: Mapping[str, "Tensor"]) -> Iterator[bytes 
     header: dict[str, dict[str, Any]] = {}
     end = 0
     for name, tensor in ordered:
-        dtype = _DTYPES.get(str(tensor.dtype))
+        dtype = DTYPES.get(str(tensor.dtype))
         if dtype is None or tensor.layout != torch.strided or name == "__metadata__":
             raise CheckpointError(
                 f"{path}: tensor {name!r} ({tensor.dtype}, {tensor.layout}) cannot be saved: "
@@ -435,7 +435,7 @@ def _read_manifest(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{file} was altered: its content has digest {computed}, it says {stored}. {_UNUSABLE}"
         )
-    # The digest only finds accidents: whoever alters a manifest on purpose makes a new one.
+    # The digest only finds accidents: an attacker who alters a manifest makes a new digest.
     try:
         checkpoint = _checkpoint_of(path, manifest)
     except (KeyError, TypeError, ValueError) as error:

@@ -28,7 +28,7 @@ class KeptEngine(LocalEngine):
             self.exits()
             assert time.monotonic() < deadline, f"still running: {self.pids()}"
         self._signals.clear()
-        if self._succession is not None:  # nobody is to take over a run that is over
+        if self._succession is not None:  # no successor for a run that is over
             self.guard(None)
 
     def shut_down(self) -> None:

@@ -41,7 +41,14 @@ from paceline.core.steps import (
 )
 from paceline.params import OptimizerSpec, bind, describe, tensor_views
 from paceline.ps.shard import Contribution, Gradients, Shard
-from paceline.worker.stepping import Memory, Request, Stepper, local_step_of, make_stepper, served_optimizer
+from paceline.worker.steppers import (
+    Request,
+    Stepper,
+    StepperMemory,
+    local_step_of,
+    make_stepper,
+    served_optimizer,
+)
 
 __all__ = ["SimulatedRun"]
 
@@ -152,7 +159,12 @@ class SimulatedRun:
         near = base.clone() if self.mode.local else base
         bind(parameters, tensor_views(near, layout))
         stepper = make_stepper(
-            self.mode, layout, Memory(slot, base, near), parameters, optimizer, local_step_of(optimizer)
+            self.mode,
+            layout,
+            StepperMemory(slot, base, near),
+            parameters,
+            optimizer,
+            local_step_of(optimizer),
         )
         worker = _Worker(rank, model, stepper, Gradients(slot, layout, layout.slices))
         if self.mode.damping in ("dc", "gap"):

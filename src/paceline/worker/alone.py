@@ -13,10 +13,11 @@ from torch import nn
 from paceline.core.leases import LeaseBook
 from paceline.exceptions import UsageError
 from paceline.params import use_fused
-from paceline.worker.client import Grant
-from paceline.worker.copying import copy_plainly
-from paceline.worker.epochs import Epochs
+from paceline.worker.epochs import RemainingEpochs
+from paceline.worker.exchange.entry import DataFacts
+from paceline.worker.exchange.grants import Grant
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
+from paceline.worker.plain_copies import copy_plainly
 from paceline.worker.prepared import Prepared
 from paceline.worker.run_progress import RunPlace, RunProgress, fraction_done
 from paceline.worker.script_state import KeptState
@@ -64,9 +65,9 @@ class Session:
     def log(self, metrics: dict[str, float]) -> None:
         """Show metrics in the progress display and keep them in the run directory."""
 
-    def epochs(self, count: int) -> Epochs:
+    def epochs(self, count: int) -> RemainingEpochs:
         """See `paceline.epochs`. Alone, all of them are left."""
-        return Epochs(range(count))
+        return RemainingEpochs(range(count))
 
     def run_progress(self) -> RunProgress:
         """See `paceline.progress`."""
@@ -133,7 +134,7 @@ class AloneSession(Session):
             offer_no_sync(model)
         return got.give_back(objects, loader)
 
-    def epochs(self, count: int) -> Epochs:
+    def epochs(self, count: int) -> RemainingEpochs:
         self._planned = (self._planned or 0) + count
         return super().epochs(count)
 
@@ -176,14 +177,19 @@ class _Counts:
 class _AloneSource:
     """Leases for a script that runs alone."""
 
-    def __init__(self, facts: dict[str, Any], counts: _Counts) -> None:
+    def __init__(self, facts: DataFacts, counts: _Counts) -> None:
         self._counts = counts
         self.begun = False
         """Whether a batch was asked for."""
         self._book: LeaseBook | None = None
         self._epoch = 0
         if "samples" in facts:
-            self._book = LeaseBook(by_round=True, **facts)
+            self._book = LeaseBook(
+                by_round=True,
+                samples=facts["samples"],
+                batch_size=facts["batch_size"],
+                drop_last=facts["drop_last"],
+            )
             self._book.joined(0)
 
     def take(

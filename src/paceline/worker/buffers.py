@@ -9,8 +9,8 @@ import time
 
 from torch import Tensor
 
+from paceline.worker.checkpoint_part import extras_of
 from paceline.worker.prepared import Models
-from paceline.worker.state import extras_of
 
 __all__ = ["BufferSchedule"]
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from paceline.worker.script_state import KeptState
 
-__all__ = ["EpochCounter", "Epochs"]
+__all__ = ["EpochCounter", "RemainingEpochs"]
 
 log = logging.getLogger("paceline.worker")
 
@@ -26,7 +26,7 @@ class Passes(Protocol):
         """Have the next pass read this epoch, if it is a later one."""
 
 
-class Epochs:
+class RemainingEpochs:
     """Numbers of epochs, as from `range`; fewer if the run ends early.
 
     Args:
@@ -74,7 +74,7 @@ class EpochCounter:
         """How many epochs there are, as far as the script has said, with those before its present loop."""
         return self._base + self._count
 
-    def loop(self, count: int) -> Epochs:
+    def loop(self, count: int) -> RemainingEpochs:
         """Another loop of so many epochs; what is left of it."""
         done = self._done()
         self._base = min(self._base + self._count, max(done, self._base))
@@ -87,7 +87,7 @@ class EpochCounter:
             self._begin(base + number, first=number == first)
             return True
 
-        return Epochs(range(first, count), begin)
+        return RemainingEpochs(range(first, count), begin)
 
     def _done(self) -> int:
         """Epochs that are finished."""

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 from paceline.comm.compression import parse_compression
 from paceline.comm.transfer import Transfer
 from paceline.params import OptimizerSpec, partition
-from paceline.worker.encoding import lay_out
+from paceline.worker.exchange.encoders import lay_out
 from paceline.worker.loader import data_facts
 from paceline.worker.prepared import Models, Prepared
-from paceline.worker.program import run_program
+from paceline.worker.program_runner import run_program
 from paceline.worker.session import Session, enter_session
 
 __all__ = ["main"]

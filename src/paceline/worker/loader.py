@@ -9,7 +9,7 @@ every sample is used exactly once an epoch, whoever dies.
 import collections
 import contextlib
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +21,8 @@ from torch.utils.data import (
 )
 
 from paceline.exceptions import UsageError
-from paceline.worker.client import Grant
+from paceline.worker.exchange.entry import DataFacts
+from paceline.worker.exchange.grants import Grant
 from paceline.worker.orders import EpochOrders, Order, Ranges, seed_of
 from paceline.worker.randomness import Apart, part_generator
 from paceline.worker.whole_batches import WholeBatches, as_read
@@ -77,7 +78,7 @@ class LeaseSource(Protocol):
         """Whether the loop ends here because the run ends early."""
 
 
-def data_facts(loader: DataLoader[Any]) -> dict[str, Any]:
+def data_facts(loader: DataLoader[Any]) -> DataFacts:
     """What all workers must agree on about the data, as JSON.
 
     Raises:
@@ -247,7 +248,7 @@ class LeasedLoader(_Prepared):
         """Leases whose batches the script got since it began to read, until it makes a step."""
         self._unused: list[int] = []
         self._order: Order = lambda _: []
-        self._inner = rebuilt(loader, _Batches(self), generator)
+        self._inner = rebuilt(loader, _Batches(self._batches, self.__len__), generator)
         self._seal()
 
     def __len__(self) -> int:
@@ -356,14 +357,15 @@ class LeasedLoader(_Prepared):
 class _Batches(BatchSampler):
     """Hands a LeasedLoader's batches to the DataLoader inside it."""
 
-    def __init__(self, owner: LeasedLoader) -> None:
-        self._owner = owner
+    def __init__(self, batches: Callable[[], Iterator[list[int]]], length: Callable[[], int]) -> None:
+        self._batches = batches
+        self._length = length
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._owner._batches()
+        return self._batches()
 
     def __len__(self) -> int:
-        return len(self._owner)
+        return self._length()
 
 
 class StreamLoader(_Prepared):

@@ -15,23 +15,26 @@ from typing import TextIO
 import torch
 
 from paceline.causes import cause_of
-from paceline.comm import Address, Frame, Kind
+from paceline.collective import GroupLinks
+from paceline.comm import Address, Kind
 from paceline.comm.compression import parse_compression
 from paceline.comm.errors import error_body
 from paceline.comm.faults import Faults
-from paceline.comm.frames import field
 from paceline.comm.lasting import LastingLink
+from paceline.comm.messages import FROM_CONTROLLER, ServerAddresses
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptExit, UsageError
 from paceline.observe.ledger import LedgerKeeper
 from paceline.observe.spans import recorder_of
 from paceline.observe.values import ValueWriter, steps_of
-from paceline.worker.client import Client
-from paceline.worker.group import GroupLinks
-from paceline.worker.pipeline import PipelinedClient
-from paceline.worker.program import begin_program, end_program, exit_code, run_program
+from paceline.worker.exchange.entry import Entry
+from paceline.worker.exchange.server_links import LinkSettings
+from paceline.worker.pinning import pin_to_cores
+from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
+from paceline.worker.run_settings import RunSettings
 from paceline.worker.session import RunSession, enter_session
+from paceline.worker.telemetry import Telemetry
 
 __all__ = ["WorkerConfig", "run_worker"]
 
@@ -51,6 +54,8 @@ class WorkerConfig:
     """How long it waits for the lead server, which notices before that who is missing."""
     seed: int
     threads: int
+    pin: bool = False
+    """Stay on CPU cores of its own."""
     groups: tuple[Sequence[int], ...] = ()
     compress: str = "none"
     compress_replies: bool = False
@@ -102,6 +107,8 @@ def run_worker(
     Args:
         log: Paceline's own, for what the controller shows in the script's place.
     """
+    if config.pin:
+        pin_to_cores(config.rank, config.threads)
     torch.set_num_threads(config.threads)
     _set_environment(config)
 
@@ -117,7 +124,7 @@ def run_worker(
     values = _values(config)
 
     @functools.cache  # who prepares again finds the servers where they were
-    def hear_start() -> Frame:
+    def hear_start() -> ServerAddresses:
         controller.sock.settimeout(config.deadline_s)
         try:
             frame = controller.receive()
@@ -125,32 +132,27 @@ def run_worker(
             raise DeadlineError(
                 f"the servers were not ready within {config.deadline_s:g} s (--deadline)"
             ) from None
-        if frame.kind is not Kind.START:
+        said = FROM_CONTROLLER.read(frame.kind, frame.body)
+        if not isinstance(said, ServerAddresses):
             raise LinkError(f"the controller sent {frame.kind.name}, expected START")
-        return frame
+        return said
 
-    def reach_servers() -> Client:
-        frame = hear_start()
-        lead = field(frame.body, "lead", int)
-        address = Address.from_json(field(frame.body, "servers", dict)[str(lead)])
-        make: Callable[..., Client] = Client
-        if transfer.pipelined:
-            make = functools.partial(PipelinedClient, spans=spans)
-        return make(
-            rank=config.rank,
-            incarnation=config.incarnation,
-            worker_threads=config.workers * config.threads,
-            lead=lead,
-            address=address,
-            secret=secret,
-            link=config.link,
-            mode=parse_mode(config.mode),
-            deadline_s=config.deadline_s,
-            patience_s=config.patience_s,
-            transfer=transfer,
-            seed=config.seed,
-            lane=spans.main,
-        )
+    settings = LinkSettings(
+        rank=config.rank,
+        incarnation=config.incarnation,
+        secret=secret,
+        link=config.link,
+        deadline_s=config.deadline_s,
+        patience_s=config.patience_s,
+        transfer=transfer,
+        worker_threads=config.workers * config.threads,
+        seed=config.seed,
+    )
+
+    def reach_servers() -> Entry:
+        servers, lead = hear_start()
+        address = Address.from_json(servers[str(lead)])
+        return Entry(settings, parse_mode(config.mode), lead=lead, address=address, spans=spans)
 
     ledger = LedgerKeeper(
         None if config.ledger_in is None else Path(config.ledger_in),
@@ -159,21 +161,20 @@ def run_worker(
         clock_ns=config.clock_ns,
     )
     session = RunSession(
-        reach_servers=reach_servers,
-        controller=controller,
-        rank=config.rank,
-        world_size=config.workers,
-        servers=config.servers,
-        mode=config.mode,
-        seed=config.seed,
-        optimizers=config.optimizers,
-        transfer=transfer,
-        group=_group(config, secret),
-        spans=spans,
-        values=values,
-        ledger=ledger,
-        faults=Faults.parse(config.faults),
-        tells_norms=config.tells_norms,
+        RunSettings(
+            rank=config.rank,
+            world_size=config.workers,
+            servers=config.servers,
+            mode=config.mode,
+            seed=config.seed,
+            optimizers=config.optimizers,
+            transfer=transfer,
+            tells_norms=config.tells_norms,
+            faults=Faults.parse(config.faults),
+        ),
+        reach_servers,
+        Telemetry(controller, transfer, spans, values, ledger),
+        _group(config, secret),
     )
     enter_session(session)
     session.schedules.watch()

@@ -25,7 +25,7 @@ from torch.optim import lr_scheduler
 
 from paceline.worker.run_progress import RunPlace
 
-__all__ = ["Pace", "Schedules", "place"]
+__all__ = ["SchedulePace", "Schedules", "place"]
 
 
 def place(at: RunPlace, batches: int, since: int, calls: int, read: int) -> int:
@@ -41,7 +41,7 @@ def place(at: RunPlace, batches: int, since: int, calls: int, read: int) -> int:
 
 
 @dataclass
-class Pace:
+class SchedulePace:
     """How a script steps one scheduler. Kept in checkpoints, and worker 0's by the servers."""
 
     since: int = 0
@@ -58,7 +58,7 @@ class Pace:
     """Calls behind the loop."""
 
 
-class RunSide(Protocol):
+class ScheduleView(Protocol):
     """What schedules must know of the run."""
 
     def place(self) -> RunPlace | None:
@@ -84,12 +84,12 @@ class RunSide(Protocol):
 class Schedules:
     """All schedulers of a worker's script."""
 
-    def __init__(self, run: RunSide) -> None:
+    def __init__(self, run: ScheduleView) -> None:
         self._run = run
         self._made: list[weakref.ref[Any]] = []
         self._given: list[Any] = []
         self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
-        self._paces: weakref.WeakKeyDictionary[Any, Pace] = weakref.WeakKeyDictionary()
+        self._paces: weakref.WeakKeyDictionary[Any, SchedulePace] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Batches that the script had read when the scheduler was made, put back, or stepped last."""
         self._stepping = False
@@ -97,7 +97,7 @@ class Schedules:
         """Whether the script has a batch, and has not asked for the next one in vain."""
         self.read = 0
         """Batches that the script has read."""
-        self._late: list[Pace] = []
+        self._late: list[SchedulePace] = []
 
     def watch(self) -> contextlib.ExitStack:
         """Know every scheduler that is made in this process from now on, and hear when it is stepped.
@@ -137,7 +137,7 @@ class Schedules:
         self._made = [r for r in self._made if (one := r()) is not None and not any(one is p for p in parts)]
         self._made.append(weakref.ref(scheduler))
         at = self._run.place() if self.read else None
-        self._paces[scheduler] = Pace(since=0 if at is None else at.done)
+        self._paces[scheduler] = SchedulePace(since=0 if at is None else at.done)
         self._seen[scheduler] = self.read
 
     def prepare(self, given: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -182,16 +182,16 @@ class Schedules:
             self._stepping = False
         return None
 
-    def _pace(self, scheduler: Any) -> Pace:
-        return self._paces.setdefault(scheduler, Pace())
+    def _pace(self, scheduler: Any) -> SchedulePace:
+        return self._paces.setdefault(scheduler, SchedulePace())
 
-    def _step_behind(self, step: Callable[[], Any], pace: Pace) -> None:
+    def _step_behind(self, step: Callable[[], Any], pace: SchedulePace) -> None:
         step()
         pace.behind += 1
         if pace.behind == 1:
             self._run.habits_known()
 
-    def _step_in_loop(self, scheduler: Any, step: Callable[[], Any], pace: Pace) -> None:
+    def _step_in_loop(self, scheduler: Any, step: Callable[[], Any], pace: SchedulePace) -> None:
         pace.calls += 1
         pace.read += max(0, self.read - self._seen.get(scheduler, 0))
         self._seen[scheduler] = self.read
@@ -207,7 +207,7 @@ class Schedules:
         if pace.calls == 1:
             self._run.habits_known()
 
-    def _go_to(self, scheduler: Any, step: Callable[[], Any], pace: Pace, wanted: int) -> None:
+    def _go_to(self, scheduler: Any, step: Callable[[], Any], pace: SchedulePace, wanted: int) -> None:
         """Have torch's scheduler make steps, but none that it would refuse in a run of several workers."""
         while pace.made < wanted:
             if self._run.has_others() and _is_through(scheduler):
@@ -229,7 +229,7 @@ class Schedules:
         """
         for k, scheduler in enumerate(self.each()):
             known = paces[k] if k < len(paces) else {"made": max(0, getattr(scheduler, "last_epoch", 0))}
-            self._paces[scheduler] = Pace(**known)
+            self._paces[scheduler] = SchedulePace(**known)
             self._seen[scheduler] = self.read
 
     def join_late(self, paces: Sequence[dict[str, int]]) -> None:
@@ -238,7 +238,7 @@ class Schedules:
         Args:
             paces: worker 0's.
         """
-        self._late = [Pace(**pace) for pace in paces]
+        self._late = [SchedulePace(**pace) for pace in paces]
 
     def catch_up(self, epoch: int) -> None:
         """The script makes its first step, in this epoch, in a run that is under way."""
@@ -253,7 +253,7 @@ class Schedules:
         finally:
             self._stepping = False
 
-    def _catch_up_one(self, scheduler: Any, known: Pace, at: RunPlace | None, epoch: int) -> None:
+    def _catch_up_one(self, scheduler: Any, known: SchedulePace, at: RunPlace | None, epoch: int) -> None:
         pace = self._pace(scheduler)
         if known.calls and at is not None:
             pace.since, pace.batches = known.since, at.batches

@@ -31,11 +31,11 @@ class ScriptState:
     """
 
     _values: dict[str, Any]
-    _changed: bool
+    _changed: Callable[[], None]
 
-    def __init__(self) -> None:
-        object.__setattr__(self, "_values", {})
-        object.__setattr__(self, "_changed", False)
+    def __init__(self, values: dict[str, Any], changed: Callable[[], None]) -> None:
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_changed", changed)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -51,12 +51,12 @@ class ScriptState:
     def __setattr__(self, name: str, value: Any) -> None:
         _check(name, value)
         self._values[name] = value
-        object.__setattr__(self, "_changed", True)
+        self._changed()
 
     def __delattr__(self, name: str) -> None:
         getattr(self, name)
         del self._values[name]
-        object.__setattr__(self, "_changed", True)
+        self._changed()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -72,7 +72,10 @@ class KeptState:
     """The session's side of a ScriptState: what goes into a checkpoint, and what comes out of one."""
 
     def __init__(self) -> None:
-        self.bag = ScriptState()
+        self._values: dict[str, Any] = {}
+        self.changed = False
+        """Whether there is something new since it was sent."""
+        self.bag = ScriptState(self._values, self.mark)
         self.epoch = 0
         """The one that a script without a prepared loader began last (`paceline.epochs`)."""
         self.paces: Callable[[], list[dict[str, int]]] = list
@@ -95,21 +98,16 @@ class KeptState:
 
     def mark(self) -> None:
         """There is something new."""
-        object.__setattr__(self.bag, "_changed", True)
-
-    @property
-    def changed(self) -> bool:
-        """Whether there is something new since it was sent."""
-        return self.bag._changed
+        self.changed = True
 
     @property
     def due(self) -> bool:
         """Whether there is something new that the servers should have, and it is not too early to send it."""
-        return self.bag._changed and time.monotonic() >= self._next
+        return self.changed and time.monotonic() >= self._next
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint or the servers; empty if the script keeps nothing."""
-        values, tensors, paces = self.bag._values, list[Tensor](), self.paces()
+        values, tensors, paces = self._values, list[Tensor](), self.paces()
         if not values and not self.epoch and not paces:
             return {}
         body = {
@@ -122,7 +120,7 @@ class KeptState:
 
     def sent(self) -> None:
         """The servers have what `tensors` gave."""
-        object.__setattr__(self.bag, "_changed", False)
+        self.changed = False
         self._next = time.monotonic() + _EVERY_S
 
     def put_back(self, found: Mapping[str, Tensor]) -> None:
@@ -132,7 +130,7 @@ class KeptState:
         body = from_json_tensor(found[f"{KEY}state"])
         count = sum(key.startswith(f"{KEY}tensor:") for key in found)
         tensors = [found[f"{KEY}tensor:{k}"] for k in range(count)]
-        self.bag._values.update({name: from_plain(value, tensors) for name, value in body["values"]})
+        self._values.update({name: from_plain(value, tensors) for name, value in body["values"]})
         self.epoch = int(body["epoch"])
         self.found_paces = body.get("paces", [])
 

@@ -8,20 +8,10 @@ from paceline.comm.transfer import Transfer
 from paceline.core.modes import ModeSpec
 from paceline.observe.ledger import LedgerKeeper
 from paceline.params import Layout
-from paceline.worker.client import Client
-from paceline.worker.stepping import Request
+from paceline.worker.exchange.client import Client
+from paceline.worker.steppers.stepper import Request
 
-__all__ = ["Traffic", "ring_bytes", "shared_bytes"]
-
-
-def ring_bytes(tensor_bytes: int, members: int) -> int:
-    """What every member of a ring sends, and receives, to all-reduce so many bytes: rounded down."""
-    return 2 * (members - 1) * tensor_bytes // members
-
-
-def shared_bytes(tensor_bytes: int, members: int, *, root: bool) -> tuple[int, int]:
-    """What a member gives and gets when the root gives its parameters to all others."""
-    return ((members - 1) * tensor_bytes, 0) if root else (0, tensor_bytes)
+__all__ = ["Traffic"]
 
 
 class Traffic:
@@ -47,7 +37,7 @@ class Traffic:
         """
         out = back = 0
         if request.push and request.finite and request.carries == "slot":
-            out = layout.tensor_bytes if client.encoders is None else client.encoded_bytes
+            out = layout.tensor_bytes if client.payloads.encoders is None else client.payloads.encoded_bytes
         if self._compressed_replies:
             back = self._new_replies(client)
         elif request.fetch or (mode.inner or mode).needs_memory:  # read in place, in every step
@@ -72,10 +62,10 @@ class Traffic:
         if self._compressed_replies:
             self._ledger.moved(0, self._new_replies(client))
         ledger = self._ledger.ledger
-        ledger.wire_out = client.bytes_sent + self._wire_out
-        ledger.wire_in = client.bytes_received + self._wire_in
+        ledger.wire_out = client.links.bytes_sent + self._wire_out
+        ledger.wire_in = client.links.bytes_received + self._wire_in
 
     def _new_replies(self, client: Client) -> int:
         """Compressed parameters that came since the last look: how large they are is only seen then."""
-        before, self._seen = self._seen, client.bytes_received
+        before, self._seen = self._seen, client.links.bytes_received
         return self._seen - before

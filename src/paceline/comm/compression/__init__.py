@@ -1,7 +1,7 @@
 """What a gradient weighs on a link: ten ways to write a slice, most of them with error feedback.
 
 * `spec.py`    CompressionSpec and parse_compression: the text form. No torch: jobs are checked with it.
-* `codec.py`   Encoder (worker) and Decoder (server): what callers use. Import it from there.
+* `slice_codec.py`   Encoder (worker) and Decoder (server): what callers use. Import it from there.
 * `form.py`    Piece and Form: what both ends know of a slice; Method: one way to write it.
 * `dense.py`   none, fp16, bf16, terngrad, qsgd, signsgd: something for every element.
 * `sparse.py`  topk, dgc, sbc: a few elements and where they stand.

@@ -1,11 +1,15 @@
 """Consistency modes: who waits for whom, as pure state machines.
 
-spec.py      ModeSpec, the knobs of a mode, and parse_mode, which reads "ssp:3"
+presets.py   the table of modes: what each name means in knobs, and what is peculiar to it
+mode_spec.py ModeSpec: the knobs of a mode, and what follows from them
+parsing.py   parse_mode, which reads "ssp:3"
+refusals.py  what is refused of a mode's text or its knobs, and why
 damping.py   how a stale update gets less momentum and a shorter step (damping=momentum)
 stored.py    as_first_stored: modes in run directories that are older than today's defaults
-words.py     what a mode means, for people
+descriptions.py  in_words: what a mode means, for people
 machine.py   Machine: events in (joined, left, pushed, rested, woke, switch), instructions out
-             (Apply, Hold, Admit, Drop); Rounds is bsp and backup, Clocks is ssp and asp, Epochs sandblaster
+             (Apply, Hold, Admit, Drop); Rounds is bsp and backup, Clocks is ssp and asp, WholeEpochs is
+             sandblaster
 schedule.py  Schedule: the modes a run goes through by itself, read by parse_schedule
 divergence.py  Divergence: sees a run diverge, from its first losses and gradient norms on
 guard.py     Guard: decides on a tighter mode if staleness is to blame for a run that gets worse
@@ -16,6 +20,7 @@ run this very code.
 """
 
 from paceline.core.modes.damping import damped_rates
+from paceline.core.modes.descriptions import in_words
 from paceline.core.modes.divergence import Divergence, explained, is_loss
 from paceline.core.modes.guard import Decision, Guard
 from paceline.core.modes.machine import (
@@ -23,18 +28,18 @@ from paceline.core.modes.machine import (
     Apply,
     Clocks,
     Drop,
-    Epochs,
     Hold,
     Instruction,
     Machine,
     MachineState,
     PushId,
     Rounds,
+    WholeEpochs,
 )
+from paceline.core.modes.mode_spec import ModeSpec
+from paceline.core.modes.parsing import parse_mode
 from paceline.core.modes.schedule import Schedule, parse_schedule
-from paceline.core.modes.spec import ModeSpec, parse_mode
 from paceline.core.modes.stored import DEFAULTS, as_first_stored
-from paceline.core.modes.words import in_words
 
 __all__ = [
     "DEFAULTS",
@@ -44,7 +49,6 @@ __all__ = [
     "Decision",
     "Divergence",
     "Drop",
-    "Epochs",
     "Guard",
     "Hold",
     "Instruction",
@@ -54,6 +58,7 @@ __all__ = [
     "PushId",
     "Rounds",
     "Schedule",
+    "WholeEpochs",
     "as_first_stored",
     "damped_rates",
     "explained",

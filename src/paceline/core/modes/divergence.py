@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from statistics import median
 
-from paceline.core.modes.spec import ModeSpec
+from paceline.core.modes.mode_spec import ModeSpec
 
 __all__ = ["Divergence", "explained", "is_loss"]
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.core.modes.spec import ModeSpec
+from paceline.core.modes.mode_spec import ModeSpec
 
 __all__ = ["Decision", "Guard"]
 

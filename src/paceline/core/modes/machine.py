@@ -21,6 +21,7 @@ whatever the order of events:
 An event costs a few set operations plus its instructions, and at worst one pass over the members.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
@@ -28,20 +29,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from paceline.core.modes.spec import ModeSpec
+    from paceline.core.modes.mode_spec import ModeSpec
 
 __all__ = [
     "Admit",
     "Apply",
     "Clocks",
     "Drop",
-    "Epochs",
     "Hold",
     "Instruction",
     "Machine",
     "MachineState",
     "PushId",
     "Rounds",
+    "WholeEpochs",
 ]
 
 
@@ -218,18 +219,10 @@ class Machine(ABC):
         fastest need not wait for what they were free to do.
         """
         machine = spec.machine()
-        machine._version = self._version
-        machine._begin(self._floor, dict(self._clocks))
-        machine._newest = dict(self._newest)
-        machine._members = set(self._members)
-        machine._active = set(self._active)
-        machine._waiting = set(self._waiting)
-        machine._tired = set(self._tired)
-        machine._pending = dict(self._pending)
-        machine._optimizers = dict(self._optimizers)
-        machine._held = dict(self._held)
-        machine._crowd = dict(self._crowd)
-        return machine, machine._take_over()
+        # Rounds that mixed optimizers are counted anew.
+        state = MachineState._make(map(copy.copy, self.state()))
+        machine.load_state(state._replace(mixed=0, last_mix={}))
+        return machine, machine.take_over()
 
     # State
 
@@ -324,7 +317,7 @@ class Machine(ABC):
         """The workers that those who wait are waiting for."""
 
     @abstractmethod
-    def _take_over(self) -> list[Instruction]:
+    def take_over(self) -> list[Instruction]:
         """Bring what another mode left behind under this mode's rule."""
 
     # Bookkeeping
@@ -451,7 +444,8 @@ class Rounds(Machine):
     def _awaited(self) -> set[int]:
         return self._active - self._waiting
 
-    def _take_over(self) -> list[Instruction]:
+    def take_over(self) -> list[Instruction]:
+        """Bring what another mode left behind under this mode's rule."""
         # Another round's pushes are of this version still. What clocks held is not, and makes an update.
         held = [self._apply(self._held)] if self._held else []
         self._held.clear()
@@ -506,7 +500,8 @@ class Clocks(Machine):
             return set()
         return {worker for worker in self._active if self._clocks[worker] == self._floor}
 
-    def _take_over(self) -> list[Instruction]:
+    def take_over(self) -> list[Instruction]:
+        """Bring what another mode left behind under this mode's rule."""
         # Pushes that waited for their round were all computed from this version: none is stale yet.
         instructions: list[Instruction] = []
         for push in sorted(self._pending.values()):
@@ -553,7 +548,7 @@ class Clocks(Machine):
         return ()
 
 
-class Epochs(Machine):
+class WholeEpochs(Machine):
     """sandblaster: every push is held until the epoch is over, if it is of the present version.
 
     Nobody waits here: whoever is through with an epoch rests. The lead says when the parameters changed, and
@@ -576,5 +571,6 @@ class Epochs(Machine):
     def _awaited(self) -> set[int]:
         return set()
 
-    def _take_over(self) -> list[Instruction]:
+    def take_over(self) -> list[Instruction]:
+        """Bring what another mode left behind under this mode's rule: there is nothing."""
         return []

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.core.modes.spec import ModeSpec, parse_mode
+from paceline.core.modes.mode_spec import ModeSpec
+from paceline.core.modes.parsing import parse_mode
 from paceline.exceptions import UsageError
 
 __all__ = ["Schedule", "parse_schedule"]
@@ -31,7 +32,7 @@ class Schedule:
                 raise UsageError(
                     f"{turn}: it comes after {last}=…; put the versions in rising order, each once"
                 )
-            if reason := self.start.carries(mode):
+            if reason := self.start.switch_refusal(mode):
                 raise UsageError(
                     f"{turn}: a run that begins in {self.start} cannot go on in {mode}: {reason}"
                 )

@@ -1,6 +1,6 @@
 """Mode texts that run directories hold, written when a mode had other defaults than now."""
 
-from paceline.core.modes.spec import parse_mode
+from paceline.core.modes.parsing import parse_mode
 
 __all__ = ["DEFAULTS", "as_first_stored"]
 

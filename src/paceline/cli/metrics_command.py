@@ -1,0 +1,180 @@
+"""paceline metrics: what a run's script logged, here or in another tool."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import parameters
+from paceline.exceptions import UsageError
+
+if TYPE_CHECKING:
+    from paceline.api.runs import RunDirectory
+    from paceline.observe.analyse.run_data import RunData
+
+__all__ = ["metrics"]
+
+LOOPBACK = "127.0.0.1"
+_COLUMNS = (
+    (76, ("worker", "values", "step", "first", "lowest", "highest", "last")),
+    (58, ("worker", "step", "lowest", "highest", "last")),
+    (0, ("worker", "step", "last")),
+)
+"""What a terminal of so many columns has room for."""
+
+
+def metrics(
+    run: Annotated[str, parameters.RUN],
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Write every logged value with its time, worker, attempt, step, version, epoch and samples; "
+            "- is the terminal.",
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard's event files there."),
+    ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            "--prometheus",
+            metavar="FILE",
+            help="Write where the run stands now in Prometheus's text format; - is the terminal.",
+        ),
+    ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            "--serve",
+            metavar="[HOST:]PORT",
+            help="Serve /metrics for Prometheus until Ctrl-C; on this machine only, unless a host is named. "
+            "Port 0 is any free one.",
+        ),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            "--mlflow",
+            metavar="URI",
+            help="File the run with this MLflow server, or database: sqlite:///mlflow.db.",
+        ),
+    ] = None,
+) -> None:
+    """Show the metrics that a run's script logged, or hand them to another tool.
+
+    [dim]paceline metrics last --tensorboard runs/[/dim]
+    """
+    from paceline.api.runs import find_run, load_run, prometheus_page
+    from paceline.observe.show import exports
+
+    address = _address(serve) if serve is not None else None
+    found = find_run(run)
+    data = load_run(found)
+    if csv is not None:
+        _write_csv(csv, data)
+    if tensorboard is not None:
+        number = exports.to_tensorboard(data, tensorboard)
+        typer.echo(
+            f"{tensorboard / found.path.name}: {number:,} new values. See them:  "
+            f"tensorboard --logdir {tensorboard}"
+        )
+    if mlflow is not None:
+        # MLflow tries a server that is not there for minutes, and says nothing.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        typer.echo(f"MLflow has run {found.id} as {exports.to_mlflow(data, mlflow)} at {mlflow}")
+    if prometheus is not None:
+        _write_page(prometheus, found)
+    if address is not None:
+        _serve(found.id, lambda: prometheus_page(found), *address)
+    elif csv is None and tensorboard is None and mlflow is None and prometheus is None:
+        _show(data, found.id)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"--serve {text}: expected a port, or HOST:PORT, as in 9100 or 0.0.0.0:9100")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def _write_csv(to: str, data: "RunData") -> None:
+    from paceline.observe.show.exports import to_csv
+
+    if to == "-":
+        to_csv(data, sys.stdout)
+        return
+    try:
+        with Path(to).open("w") as file:
+            number = to_csv(data, file)
+    except OSError as error:
+        raise UsageError(f"--csv {to}: {error.strerror or error}") from error
+    typer.echo(f"{to}: {number:,} values")
+
+
+def _write_page(to: str, run: "RunDirectory") -> None:
+    from paceline.api.runs import prometheus_page, write_prometheus_page
+
+    if to == "-":
+        typer.echo(prometheus_page(run), nl=False)
+        return
+    try:
+        write_prometheus_page(run, Path(to))
+    except OSError as error:
+        raise UsageError(f"--prometheus {to}: {error.strerror or error}") from error
+
+
+def _serve(run_id: str, page: Callable[[], str], host: str, port: int) -> None:
+    from paceline.observe.show.exports import MetricsServer
+
+    with MetricsServer(page, host, port) as server:
+        typer.echo(f"http://{host}:{server.server_port}/metrics serves run {run_id} until Ctrl-C")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo()
+
+
+def _show(data: "RunData", run_id: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.observe.analyse import wording
+
+    frame = data.metrics
+    if frame.empty:
+        typer.echo(f"Run {run_id} has no metrics. A script logs them:  paceline.log(loss=0.3)")
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200
+    shown = next(titles for width, titles in _COLUMNS if console.width >= width)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("metric", overflow="fold", min_width=8)
+    for title in shown:
+        table.add_column(title, justify="right", no_wrap=True)
+    for (name, worker), part in frame.groupby(["name", "worker"], sort=True):
+        values = part["value"]
+        cells = {
+            "worker": str(worker),
+            "values": wording.count(len(part)),
+            "step": wording.count(part["step"].iloc[-1]),
+            "first": wording.metric(float(values.iloc[0])),
+            "lowest": wording.metric(float(values.min())),
+            "highest": wording.metric(float(values.max())),
+            "last": wording.metric(float(values.iloc[-1])),
+        }
+        table.add_row(Text(str(name)), *(cells[title] for title in shown))
+    console.print(table)
+    if left_out := data.left_out.get("metrics"):
+        console.print(f"{wording.count(left_out)} logged values are not kept (--records-mb, or a full disk).")
+    for text in data.missing:
+        if "values" in text:
+            console.print(Text(f"missing: {text}", style="yellow"))

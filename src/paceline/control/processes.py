@@ -1,0 +1,217 @@
+"""The processes of a run: starts, watches and kills them through the engine."""
+
+import select
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.comm import Address, Certificate
+from paceline.comm.faults import Faults
+from paceline.control.attempts import Attempts
+from paceline.control.configs import server_config, worker_config
+from paceline.control.rendezvous import ReservedPort
+from paceline.control.rundir import RunDirectory
+from paceline.core.run_decisions import Launch
+from paceline.engines import Engine, Exit, RoleSpec, Succession
+from paceline.plan import Plan
+from paceline.storage.checkpoint import latest, load
+
+__all__ = ["Credentials", "Origin", "RoleProcesses", "Surroundings"]
+
+_END_S = 5.0
+"""How long killed processes may take to end."""
+_ALONE_S = 30.0
+"""How long roles continue without a controller, if one is to take over."""
+
+
+class Credentials(NamedTuple):
+    """What a role needs to be admitted to the run."""
+
+    secret: bytes
+    certificates: dict[str, Certificate]
+    """By role; empty without TLS."""
+
+
+class Origin(NamedTuple):
+    """Where the run started from, or went back to: a checkpoint, or the very beginning."""
+
+    checkpoint: Path | None = None
+    version: int = 0
+    samples: int = 0
+    machine: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    """State of the mode's machine in the checkpoint, which has the steps of each worker."""
+
+    @classmethod
+    def at(cls, checkpoint: Path) -> "Origin":
+        """This checkpoint. Raises CheckpointError if it cannot be read."""
+        lead = load(checkpoint).meta["lead"]
+        return cls(checkpoint, lead["machine"]["version"], lead["samples"], lead["machine"])
+
+    @classmethod
+    def newest(cls, checkpoints: Path) -> "Origin":
+        """The newest checkpoint of a directory, or the beginning if it has none."""
+        found = latest(checkpoints)
+        if found is None:
+            return cls()
+        lead = found.meta["lead"]
+        return cls(found.path, lead["machine"]["version"], lead["samples"], lead["machine"])
+
+    def steps_of(self, rank: int) -> int:
+        """Steps that a worker had made there."""
+        return int(self.machine.get("clocks", {}).get(str(rank), self.machine.get("floor", 0)))
+
+
+class Surroundings(NamedTuple):
+    """The state of the run that a new process is told."""
+
+    mode: str
+    lead: int
+    servers: int
+    workers: int
+
+
+class RoleProcesses:
+    """Processes of one run.
+
+    Args:
+        heir: what takes over if this process dies, see `Succession.call`; None: nothing does.
+        origin: what roles start from.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        run: RunDirectory,
+        *,
+        credentials: Credentials,
+        controller: Address,
+        clock_ns: int,
+        heir: str | None,
+        origin: Origin,
+        meeting_port: int | None,
+    ) -> None:
+        self._plan = plan
+        self._engine = engine
+        self._run = run
+        self._credentials = credentials
+        self._controller = controller
+        self._clock_ns = clock_ns
+        self._heir = heir
+        self.origin = origin
+        self._faults = Faults.from_environment()
+        self._attempts = Attempts(run.path, len(run.record().get("resumes", ())))
+        self._meeting_port = ReservedPort()
+        if meeting_port is not None:
+            self._meeting_port.take_over(meeting_port)
+
+    @property
+    def meeting_port(self) -> int:
+        """Port at which processes of the script's own torch.distributed meet."""
+        return self._meeting_port.number
+
+    @property
+    def heir(self) -> str | None:
+        """What takes over if this process dies; None: nothing does."""
+        return self._heir
+
+    def be_guarded(self, listener: int) -> None:
+        """Have the engine start a successor if this process dies.
+
+        Args:
+            listener: descriptor of the socket that roles dial.
+        """
+        lock = self._run.lock.descriptor
+        if self._heir is None or lock is None:
+            return
+        certificates = {role: shown.to_json() for role, shown in self._credentials.certificates.items()}
+        self._engine.guard(
+            Succession(
+                call=self._heir,
+                run=str(self._run.path),
+                log=str(self._run.log_path("controller")),
+                secret=self._credentials.secret.hex(),
+                listener=listener,
+                lock=lock,
+                certificates=certificates,
+            )
+        )
+
+    def start_from(self, origin: Origin) -> None:
+        """All workers begin here: none of them replaces an earlier process."""
+        self.origin = origin
+        self._attempts.begin_anew()
+
+    def start(self, launch: Launch, around: Surroundings) -> None:
+        """Start a process; returns before it runs."""
+        role, rank, incarnation = launch.role, launch.rank, launch.incarnation
+        common = {
+            "rank": rank,
+            "incarnation": incarnation,
+            "mode": around.mode,
+            "servers": around.servers,
+            "workers": around.workers,
+            "clock_ns": self._clock_ns,
+            "faults": str(self._faults.of(role, rank, incarnation)),
+        }
+        if role == "server":
+            config = server_config(self._plan, self._run, common, around.lead, self.origin.checkpoint)
+        else:
+            attempt, steps = self._attempts.start(rank), self.origin.steps_of(rank)
+            config = worker_config(self._plan, self._run, common, self.meeting_port, attempt, steps)
+        shown = self._credentials.certificates.get(role)
+        self._engine.start(
+            RoleSpec(
+                role=role,
+                rank=rank,
+                incarnation=incarnation,
+                log=str(self._run.log_path(role, rank)),
+                secret=self._credentials.secret.hex(),
+                controller=self._controller.to_json(),
+                certificate=None if shown is None else shown.to_json(),
+                patience_s=0.0 if self._heir is None else _ALONE_S,
+                config=config,
+            )
+        )
+
+    def exits(self) -> list[Exit]:
+        """Processes that ended since the last call."""
+        return self._engine.exits()
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of running roles by name."""
+        return self._engine.pids()
+
+    def kill(self, role: str, rank: int) -> None:
+        """Kill a role and its children; nothing if it does not run."""
+        self._engine.kill(role, rank, signal.SIGKILL)
+
+    def kill_workers(self) -> None:
+        """Kill all workers that run."""
+        for name in self._engine.pids():
+            role, _, rank = name.partition(":")
+            if role == "worker":
+                self.kill(role, int(rank))
+
+    def kill_all(self, roles: Iterable[tuple[str, int]] = ()) -> None:
+        """Kill these roles and all that run, and wait for their ends, which are not reported.
+
+        Args:
+            roles: may include some that the engine has not started yet.
+        """
+        for role, rank in roles:
+            self.kill(role, rank)
+        until = time.monotonic() + _END_S
+        while (left := self._engine.pids()) and time.monotonic() < until:
+            for name in left:
+                kind, _, number = name.partition(":")
+                self.kill(kind, int(number))
+            select.select([self._engine], [], [], 0.1)
+            self._engine.exits()
+
+    def close(self) -> None:
+        """Kill what still runs and release everything."""
+        self._engine.close()
+        self._meeting_port.close()

@@ -1,0 +1,273 @@
+"""A run's tables, read back: while it runs, after its end, or after it was killed."""
+
+import contextlib
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.observe.record.phase import PHASES
+from paceline.observe.record.status import RunStatus
+from paceline.observe.record.tables import ROLES, TABLES, Table, columns, read_raw
+from paceline.observe.record.thinning import pushes_thinning
+from paceline.observe.record.values import COLUMNS, Values, read_values, standing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["RunData"]
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+PUSH_COLUMNS = ("version", "worker", "incarnation", "sequence", "read_version", "staleness", "samples")
+
+
+class RunData:
+    """What a run directory holds, as data frames (docs/observing.md has their columns).
+
+    Nothing is read before it is asked for. What is damaged or not there is an empty table, and `missing` says
+    so in words.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.missing: list[str] = []
+        """What could not be read, for people."""
+
+    @functools.cached_property
+    def record(self) -> dict[str, Any]:
+        """run.json: what was asked for."""
+        return self._json("run.json")
+
+    @functools.cached_property
+    def status(self) -> RunStatus:
+        """status.json: where it stands."""
+        data = self._json("status.json")
+        try:
+            return RunStatus.from_json(data)
+        except (TypeError, ValueError, AttributeError) as error:
+            self._lacks(f"status.json cannot be understood ({error})")
+            return RunStatus(run_dir=str(self.path))
+
+    @functools.cached_property
+    def job(self) -> dict[str, Any]:
+        """The job, as `Job.to_json()` made it."""
+        job = self.record.get("job")
+        return job if isinstance(job, dict) else {}
+
+    @functools.cached_property
+    def hyperparameters(self) -> dict[str, Any]:
+        """What a `paceline.Task` recorded; empty for a script's run."""
+        task = self.record.get("task")
+        found = task.get("hyperparameters") if isinstance(task, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    # --- tables as data frames ----------------------------------------------------------------------
+
+    @functools.cached_property
+    def spans(self) -> "pd.DataFrame":
+        """Every span that was kept: start (Unix ns), ns, role, rank, lane, phase, step, slice, …"""
+        return self._frame("spans")
+
+    @functools.cached_property
+    def totals(self) -> "pd.DataFrame":
+        """Time, number and bytes of every phase, added up about twice a second. Exact."""
+        return self._frame("totals")
+
+    @functools.cached_property
+    def resources(self) -> "pd.DataFrame":
+        """CPU, memory, threads, disk, network and GPU of every role and of the host, over time."""
+        return self._frame("resources")
+
+    @functools.cached_property
+    def pushes(self) -> "pd.DataFrame":
+        """Every applied push, as the lead server wrote it down."""
+        import pandas as pd
+
+        return pd.DataFrame(self.push_columns)
+
+    @functools.cached_property
+    def metrics(self) -> "pd.DataFrame":
+        """Every value that the script logged: time (Unix s), worker, attempt, step, version, epoch, samples,
+        name, value. Runs of older versions have no version, epoch and samples."""
+        import pandas as pd
+
+        found = pd.DataFrame(dict(self.values.columns))
+        found["time"] = found["time"] / 1e9
+        frame = pd.concat([self._old_metrics(), found], ignore_index=True) if self._has_old_metrics else found
+        for name in ("version", "epoch", "samples"):
+            frame[name] = frame[name].astype("Int64")
+            frame[name] = frame[name].mask(frame[name] < 0)
+        return frame.sort_values("time", kind="stable", ignore_index=True)
+
+    @functools.cached_property
+    def standing_metrics(self) -> "pd.DataFrame":
+        """As `metrics`, without values of steps that the worker made again later, from a checkpoint."""
+        frame = self.metrics
+        columns = {name: frame[name].to_numpy() for name in ("worker", "attempt", "step")}
+        return frame[standing(columns, self.values.starts)].reset_index(drop=True)
+
+    @functools.cached_property
+    def values(self) -> Values:
+        """Logged values as columns, and the attempts of the workers."""
+        found = read_values(self.path)
+        for text in found.damaged:
+            self._lacks(text)
+        return found
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Number of records left out, by kind."""
+        values = self.values.left_out
+        return {**self.status.left_out, **({"metrics": values} if values else {})}
+
+    @functools.cached_property
+    def _has_old_metrics(self) -> bool:
+        return any(event.get("kind") == "metrics" for event in self.events)
+
+    def _old_metrics(self) -> "pd.DataFrame":
+        """Metrics of a run of an older version, which kept them in events.jsonl with fewer labels."""
+        import pandas as pd
+
+        resumed = [pd.Timestamp(each["at"]) for each in self.record.get("resumes", ()) if "at" in each]
+        found = []
+        for event in self.events:
+            if event.get("kind") == "metrics" and isinstance(event.get("metrics"), dict):
+                at = pd.Timestamp(event["at"])
+                attempt = sum(at > each for each in resumed)
+                for name, value in event["metrics"].items():
+                    step = int(event.get("clock") or 0)
+                    row = (at.timestamp(), event.get("worker"), attempt, step, -1, -1, -1, name, float(value))
+                    found.append(row)
+        return pd.DataFrame(found, columns=list(COLUMNS))
+
+    @functools.cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """events.jsonl; a line that was cut short is left out."""
+        found = []
+        with contextlib.suppress(OSError):
+            for line in (self.path / "events.jsonl").read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if isinstance(event, dict) and "at" in event:
+                        found.append(event)
+        return found
+
+    # --- tables as columns --------------------------------------------------------------------------
+
+    @functools.cached_property
+    def push_columns(self) -> Columns:
+        """As `pushes`."""
+        found: list[npt.NDArray[np.int64]] = []
+        path = self.path / "pushes.csv"
+        try:
+            with path.open("rb") as file:
+                header = file.readline().decode().strip().split(",")
+                lines = file.read().split(b"\n")[:-1]  # what follows the last newline was cut short
+            if header[: len(PUSH_COLUMNS)] != list(PUSH_COLUMNS):
+                raise ValueError(f"columns {header}")
+            whole = [fields for line in lines if (fields := _whole_push(line, len(header))) is not None]
+            if len(whole) < len(lines):
+                self._lacks(f"pushes.csv: {len(lines) - len(whole):,} damaged lines are left out")
+            rows = np.array(whole, dtype="S20").reshape(len(whole), len(header)).astype(np.int64)
+            found = list(rows.T)
+        except FileNotFoundError:
+            if self.record:
+                self._lacks("pushes.csv is not there")
+        except (OSError, ValueError) as error:
+            self._lacks(f"pushes.csv cannot be read ({str(error)[:80]})")
+        if len(found) < len(PUSH_COLUMNS):
+            found = [np.empty(0, np.int64) for _ in PUSH_COLUMNS]
+        columns = dict(zip(PUSH_COLUMNS, found, strict=False))
+        return {**columns, "weight": self._push_weights(len(found[0]))}
+
+    def _push_weights(self, rows: int) -> npt.NDArray[np.int64]:
+        """How many pushes each row of pushes.csv stands for: later ones are thinned (--records-mb)."""
+        budget = self.job.get("records_mb")
+        if not isinstance(budget, int):
+            return np.ones(rows, np.int64)
+        weights = np.array(pushes_thinning(budget).weights(rows), np.int64)
+        return np.concatenate([weights, np.ones(max(0, rows - len(weights)), np.int64)])
+
+    def columns(self, name: str) -> Columns:
+        """A table's columns; `role` and `phase` as positions in ROLES and PHASES. Small."""
+        return self._columns[name]
+
+    @functools.cached_property
+    def _columns(self) -> dict[str, Columns]:
+        return {name: self._read(table) for name, table in TABLES.items()}
+
+    def _read(self, table: Table) -> Columns:
+        parts = list(read_raw(self.path / "raw", table))
+        for part in parts:
+            if part.torn is not None:
+                self._lacks(part.torn)
+        found = columns(table, parts)
+        path = self.path / f"{table.name}.parquet"
+        if path.exists():
+            older = self._read_parquet(path, found)
+            found = {name: np.concatenate([older[name], found[name]]) for name in found} if older else found
+        if table.name != "resources" and not len(found["phase"]) and self.job.get("spans", True):
+            self._lacks(f"there are no {table.name}: the run is of an older version, or never began to train")
+        return found
+
+    def _read_parquet(self, path: Path, like: Columns) -> dict[str, npt.NDArray[Any]]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(path)
+            found = {}
+            for name, values in like.items():
+                if name not in table.column_names:  # of an older version
+                    found[name] = np.zeros(len(table), values.dtype)
+                    continue
+                column = table.column(name)
+                if name in ("role", "phase"):
+                    words = {word: i for i, word in enumerate(ROLES if name == "role" else PHASES)}
+                    column = column.combine_chunks()
+                    if isinstance(column, pa.ChunkedArray):
+                        column = column.chunk(0) if column.num_chunks else pa.array([]).dictionary_encode()
+                    codes = np.array([words.get(w, 0) for w in column.dictionary.to_pylist()], values.dtype)
+                    found[name] = (
+                        codes[column.indices.to_numpy()] if len(codes) else np.empty(0, values.dtype)
+                    )
+                else:
+                    found[name] = column.to_numpy().astype(values.dtype)
+        except (pa.ArrowException, OSError, AttributeError) as error:
+            self._lacks(f"{path.name} is damaged and left out ({str(error).splitlines()[0][:80]})")
+            return {}
+        return found
+
+    def _frame(self, name: str) -> "pd.DataFrame":
+        import pandas as pd
+
+        found = dict(self.columns(name))
+        for column, words in (("role", ROLES), ("phase", PHASES)):
+            if column in found:
+                found[column] = pd.Categorical.from_codes(found[column].astype(np.int8), list(words))
+        return pd.DataFrame(found)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            data = json.loads((self.path / name).read_text())
+            if not isinstance(data, dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError) as error:
+            self._lacks(f"{name} cannot be read ({str(error)[:80]})")
+            return {}
+        return data
+
+    def _lacks(self, text: str) -> None:
+        if text not in self.missing:
+            self.missing.append(text)
+
+
+def _whole_push(line: bytes, columns: int) -> list[bytes] | None:
+    """The numbers of a line; None if the line is torn or was merged with another one."""
+    fields = line.split(b",")
+    return fields if len(fields) == columns and all(f.removeprefix(b"-").isdigit() for f in fields) else None

@@ -1,0 +1,18 @@
+"""A worker's exchange with the servers.
+
+* `entry.py`           Entry: joins the run: offers the models, attaches to all servers, makes a Client.
+* `client.py`          Client: what a worker that has joined says: leases, votes, calls, state, checkpoints.
+* `direct_exchange.py` DirectExchange: push, pull and assign, answered before they return.
+* `pipeline.py`        PipelinedExchange: the same, with payloads that travel while the worker computes.
+* `frame_threads.py`   FrameThreads: the threads that carry them.
+* `early_slices.py`    StagedPushes, EarlySlices: slices that leave during backward.
+* `grants.py`          Grant: leases; LeasesAhead: those that a worker asks for before it needs them.
+* `server_links.py`    ServerLinks: connections to the servers, their deadlines and resumption.
+* `placements.py`      Placements: which server holds which slices, now and next.
+* `exchange_memory.py` ExchangeMemory: the memory that servers on the worker's host see, too.
+* `payloads.py`        Payloads: what is written behind a message.
+* `encoders.py`        Encoders: compressed gradients; DifferenceReader: compressed replies.
+* `run_news.py`        RunNews: what the lead told; RequestNumbers: how requests are numbered.
+* `free_exchange.py`   FreeExchange: dogwild's exchange thread.
+* `openmp.py`          pauses torch's threads while a worker waits.
+"""

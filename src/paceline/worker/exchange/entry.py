@@ -1,0 +1,203 @@
+"""How a worker joins a run: it offers its models to the lead server, and attaches to all servers."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from safetensors.torch import load as parse_tensors
+from torch import Tensor
+
+from paceline.comm import Access, Address, Kind, Region
+from paceline.comm.connection import spin_for
+from paceline.comm.frames import field
+from paceline.core.modes import ModeSpec, parse_mode
+from paceline.observe.spans import NO_SPANS, Recorder
+from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
+from paceline.worker.exchange.client import Client, blob_of
+from paceline.worker.exchange.direct_exchange import DirectExchange
+from paceline.worker.exchange.encoders import DifferenceReader, Encoders
+from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.worker.exchange.openmp import make_rest, no_rest
+from paceline.worker.exchange.payloads import Payloads
+from paceline.worker.exchange.pipeline import PipelinedExchange
+from paceline.worker.exchange.placements import Placements
+from paceline.worker.exchange.run_news import RequestNumbers, RunNews
+from paceline.worker.exchange.server_links import Body, LinkSettings, ServerLinks
+
+__all__ = ["Adopted", "DataFacts", "Entry", "ModelOffer"]
+
+
+class DataFacts(TypedDict, total=False):
+    """What all workers must agree on about the training data."""
+
+    stream: bool
+    """The data set is an IterableDataset, of which nothing else is known."""
+    samples: int
+    batch_size: int
+    drop_last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOffer:
+    """What a worker has prepared."""
+
+    layout: Layout
+    spec: OptimizerSpec
+    data: DataFacts | None
+    """Facts about the training data, see `data_facts`."""
+    state_keys: Sequence[str]
+    models: int = 1
+    """Number of models."""
+    calls: int = 1
+    """Number of calls of prepare() that brought them."""
+
+    def to_json(self) -> Body:
+        """The body of an OFFER."""
+        body: Body = {
+            "layout": self.layout.to_json(),
+            "optimizer": self.spec.to_json(),
+            "data": self.data,
+            "state_keys": list(self.state_keys),
+            "numerics": Numerics.here().to_json(),
+        }
+        if self.models > 1:
+            body["models"] = self.models
+        if self.calls > 1:
+            body["calls"] = self.calls
+        return body
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The run's answer to an offer."""
+
+    epoch: int
+    """The epoch the run is in: a replaced or resumed worker skips the ones before it."""
+    mode: ModeSpec
+    """The mode that the run is in: it may have been switched since it began."""
+    resumed: bool
+    tensors: dict[str, Tensor]
+    """Frozen parameters and buffers to start from; on a resume also `rng:` and `user:` entries."""
+    offer: ModelOffer
+    placement: Placement
+    shared: Region | None
+    """The servers' memory, if all of them are on this host."""
+
+
+class Entry:
+    """A worker that has reached the lead server and not joined the run yet.
+
+    Args:
+        mode: the mode that the run began with.
+        lead, address: the server that leads, and where it is. It knows the others.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        mode: ModeSpec,
+        *,
+        lead: int,
+        address: Address,
+        spans: Recorder = NO_SPANS,
+    ) -> None:
+        self.links = ServerLinks(settings, mode, lead=lead, address=address, lane=spans.main)
+        self._settings = settings
+        self._mode = mode
+        self._spans = spans
+
+    def offer(
+        self, offer: ModelOffer, weights: Callable[[], tuple[Tensor, dict[str, Tensor]]]
+    ) -> Adopted | None:
+        """Offer the models; worker 0 is asked for its weights, all get what to start from.
+
+        Args:
+            weights: gives the whole parameter space as bytes, and frozen parameters and buffers.
+
+        Returns:
+            None: the run was prepared by more calls of prepare() than this worker has made yet.
+        """
+        links, lead = self.links, self.links.lead
+        links.send(lead, Kind.OFFER, offer.to_json())
+        frame = links.receive(lead, Kind.ADOPT, Kind.ADOPTED)
+        if frame.kind is Kind.ADOPT:
+            base, extras = weights()
+            blob = blob_of(extras)
+            payload = [bytes_of(base), memoryview(blob)]
+            links.send(lead, Kind.OFFER, {"extras_bytes": len(blob)}, payload)
+            frame = links.receive(lead, Kind.ADOPTED)
+        blob = lead.connection.read_blob(frame, frame.payload_bytes)
+        if "incomplete" in frame.body:
+            return None
+        placement = self._reach_all(frame.body)
+        mode = parse_mode(field(frame.body, "mode", str))
+        shared = None
+        if not links.local:
+            for fd in frame.descriptors:
+                os.close(fd)
+        elif frame.descriptors:
+            access = Access.SHARED if self._mode.payload == "none" else Access.PRIVATE
+            shared = Region.attach(frame.descriptors[0], offer.layout.nbytes, access)
+        return Adopted(
+            epoch=field(frame.body, "epoch", int),
+            mode=mode,
+            resumed=field(frame.body, "resumed", bool),
+            tensors=parse_tensors(blob) if blob else {},
+            offer=offer,
+            placement=placement,
+            shared=shared,
+        )
+
+    def _reach_all(self, body: Body) -> Placement:
+        """Connect to the other servers."""
+        placement = Placement.from_json(body["placement"])
+        self.links.replicated = field(body, "replicated", bool)
+        where = field(body, "servers", dict)
+        for server in sorted(placement.servers - {self.links.lead.server}):
+            self.links.reach(server, Address.from_json(where[str(server)]))
+        return placement
+
+    def attach(self, adopted: Adopted, *, in_place: bool, greeting: Body | None = None) -> Client:
+        """Join the run.
+
+        Args:
+            in_place: read the servers' memory where the mode and the host allow it.
+            greeting: more to say to the servers.
+        """
+        links, settings, transfer = self.links, self._settings, self._settings.transfer
+        layout, spec = adopted.offer.layout, adopted.offer.spec
+        memory = ExchangeMemory(layout, adopted.shared, may_share=in_place)
+        news, numbers = RunNews(adopted.mode), RequestNumbers()
+        placements = Placements(links, memory, adopted.placement)
+        differences = None
+        if transfer.replies is not None:
+            shards = {link.server: link.slices for link in links.each}
+            differences = DifferenceReader(transfer.replies, layout, shards)
+        encoders = None
+        if transfer.compresses:
+            seed = (settings.seed << 32) + (settings.rank << 12) + settings.incarnation
+            encoders = Encoders(transfer.compress, layout, seed)
+        slices_of = [
+            frozenset(s.index for s in layout.slices if s.group in groups) for groups in spec.groups_of
+        ]
+        direct = DirectExchange(
+            links,
+            memory,
+            placements,
+            Payloads(links, memory, slices_of, encoders),
+            news,
+            numbers,
+            greeting=greeting or {},
+            differences=differences,
+            spin_s=spin_for(layout.nbytes, settings.worker_threads + len(links.each)),
+            rest=make_rest(layout.nbytes, torch.get_num_threads()) if links.local else no_rest,
+        )
+        direct.attach_all()
+        if settings.incarnation and len(links.each) > 1:
+            direct.exchange(Kind.PULL)  # it joined a run that goes on: have one version from all servers
+        links.reset_byte_counts()
+        if not transfer.pipelined:
+            return Client(direct)
+        return Client(direct, PipelinedExchange(direct, self._spans, transfer.prefetch), transfer.prefetch)

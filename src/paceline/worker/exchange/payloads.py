@@ -1,0 +1,92 @@
+"""What a worker writes behind its messages: slices as they lie in memory, compressed, or nothing."""
+
+import time
+from collections.abc import Sequence
+
+from paceline.comm import Kind
+from paceline.comm.frames import field
+from paceline.observe.phases import Phase
+from paceline.params import flat_view
+from paceline.worker.exchange.encoders import Encoders
+from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.worker.exchange.server_links import Body, ServerLinks
+
+__all__ = ["Payloads", "Written"]
+
+Written = list[tuple[Body, Sequence[memoryview]]]
+"""For each link: a message and the payload behind it."""
+
+RESIDUAL_S = 0.5
+"""Time between two measurements of what the encoders hold back: each is a pass over all of it."""
+
+
+class Payloads:
+    """Writes the payloads of one worker's requests.
+
+    Args:
+        slices_of: the indices of each optimizer's slices.
+        encoders: compress gradients; None sends them as they are.
+    """
+
+    def __init__(
+        self,
+        links: ServerLinks,
+        memory: ExchangeMemory,
+        slices_of: Sequence[frozenset[int]],
+        encoders: Encoders | None,
+    ) -> None:
+        self.slices_of = slices_of
+        self.encoders = encoders
+        self.encoded_bytes = 0
+        """Size of the last compressed push, every slice counted once."""
+        self._links = links
+        self._memory = memory
+        self._local = links.local
+        self._residual_told = -RESIDUAL_S
+
+    def write(self, kind: Kind, message: Body) -> Written:
+        """What each server gets: a message and what travels behind it."""
+        links, carries = self._links.each, message.get("carries", "slot")
+        if self._local or kind is Kind.PULL or carries == "nothing":
+            return [(message, ())] * len(links)
+        if carries == "parameters":
+            return [(message, link.into) for link in links]
+        if message.get("void"):
+            return [(message, ())] * len(links)
+        if self.encoders is not None and kind is Kind.PUSH:
+            return self._encode(self.encoders, message)
+        due = self.slices_of[message.get("optimizer", 0)] if kind is Kind.PUSH else None
+        found: Written = []
+        for link in links:
+            views: Sequence[memoryview] = link.out
+            if self._links.shares_memory(link):
+                views = ()
+            elif due is not None and len(self.slices_of) > 1:
+                views = [v for piece, v in zip(link.slices, link.out, strict=True) if piece.index in due]
+            found.append((message, views))
+        return found
+
+    def _encode(self, encoders: Encoders, message: Body) -> Written:
+        lane, links = self._links.lane, self._links.each
+        phase = lane.enter(Phase.COMPRESS)
+        encoders.begin_push(message["sequence"])
+        due = self.slices_of[message.get("optimizer", 0)]
+        if missing := encoders.still_missing(message.pop("missing", ()), due):
+            message["missing"] = missing
+        encoded: dict[int, memoryview] = {}  # once, for all servers that hold a slice
+        for piece in (piece for link in links for piece in link.slices if piece.index in due):
+            if piece.index not in encoded:
+                data = encoders.encode(piece.index, flat_view(self._memory.gradients, piece))
+                encoded[piece.index] = memoryview(data)
+        self.encoded_bytes = sum(view.nbytes for view in encoded.values())
+        parts = [[encoded[s.index] for s in link.slices if s.index in due] for link in links]
+        if time.monotonic() - self._residual_told > RESIDUAL_S:
+            self._residual_told = time.monotonic()
+            message["residual"] = encoders.residual_norm()
+        lane.enter(phase)
+        return [({**message, "sizes": [view.nbytes for view in part]}, part) for part in parts]
+
+    def hear_fates(self, reply: Body) -> None:
+        """The lead says which pushes are settled, and which of them were not applied."""
+        if self.encoders is not None and "settled" in reply:
+            self.encoders.settle(field(reply, "settled", int), field(reply, "unapplied", list, []))

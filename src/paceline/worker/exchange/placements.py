@@ -1,0 +1,100 @@
+"""Which server holds which slices, as a worker knows it: now, and in the placement announced next."""
+
+from paceline.comm import Address, Kind
+from paceline.params import Placement
+from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
+
+__all__ = ["Placements"]
+
+
+class Placements:
+    """Arranges a worker's links by the placements that the lead announces."""
+
+    def __init__(self, links: ServerLinks, memory: ExchangeMemory, placement: Placement) -> None:
+        self._links = links
+        self._memory = memory
+        self._placement = placement
+        self._next: Placement | None = None
+        """A placement to come."""
+        self._addresses: dict[int, Address] = {}
+        """Where the servers are that are new in it."""
+        self._ready = 0
+        """Its number, once this worker is ready for it."""
+        self._absent: set[int] = set()
+        """Servers that this worker found gone, and that are still in the placement."""
+        self.arrange()
+
+    @property
+    def changes(self) -> bool:
+        """Whether another placement is announced."""
+        return self._next is not None
+
+    @property
+    def ready(self) -> int:
+        """Number of the announced placement if this worker is ready for it, else 0."""
+        return self._ready if self._next is not None else 0
+
+    def answers(self, link: ServerLink) -> bool:
+        """Whether a server answers requests: one that is new answers from its first placement on."""
+        links = self._links
+        return link in links.each and link not in links.lost and link.server in self._placement.servers
+
+    def arrange(self) -> None:
+        """Give every link the slices that are sent over it, by the present placement and the next one."""
+        memory, now, then = self._memory, self._placement, self._next
+        for link in self._links.each:
+            held = {*now.held(link.server)}
+            if then is not None:
+                held.update(then.held(link.server))
+            link.slices = [memory.layout.slices[i] for i in sorted(held)]
+            link.out = memory.outgoing(link.slices)
+            link.into = memory.incoming(now.owned(link.server))
+        for link in self._links.each:
+            sends = [piece.index for piece in link.slices]
+            if link.announced is not None and link.announced != sends:
+                link.announced = sends
+                with self._links.tolerate_loss(link):
+                    self._links.send(link, Kind.SENDS, {"slices": sends})
+
+    def hear(self, link: ServerLink, reply: Body) -> None:
+        """A reply may name a new placement, which only the lead does, or announce the next one."""
+        if "placement" in reply:
+            self._adopt(link, Placement.from_json(reply["placement"]))
+        if "next" in reply:
+            placement, addresses = reply["next"]
+            self._addresses = {int(rank): Address.from_json(where) for rank, where in addresses.items()}
+            self._next = Placement.from_json(placement)
+
+    def _adopt(self, lead: ServerLink, placement: Placement) -> None:
+        links = self._links
+        self._placement = placement
+        if self._next is not None and self._next.number <= placement.number:
+            self._next = None
+        links.follow(lead)
+        gone = [link for link in links.each if link.server not in placement.servers]
+        links.lost = [link for link in links.lost if link not in gone]
+        self._absent &= placement.servers
+        links.drop(gone)
+        self.arrange()
+
+    def lose(self) -> list[int]:
+        """Drop the lost links. Returns all servers that are gone and still in the placement."""
+        links = self._links
+        self._absent.update(link.server for link in links.lost)
+        links.drop(links.lost)
+        links.lost = []
+        return sorted(self._absent)
+
+    def missing_links(self) -> dict[int, Address]:
+        """Servers of the next placement that this worker has no link to. Empty once it is ready."""
+        if self._next is None or self._ready == self._next.number:
+            return {}
+        known = {link.server for link in self._links.each}
+        return {rank: where for rank, where in self._addresses.items() if rank not in known}
+
+    def become_ready(self) -> None:
+        """All new servers are reached: from now on this worker sends what the next placement needs."""
+        if self._next is not None and self._ready != self._next.number:
+            self.arrange()
+            self._ready = self._next.number

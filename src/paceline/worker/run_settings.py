@@ -1,0 +1,28 @@
+"""What a worker knows about its run before its script begins."""
+
+from dataclasses import dataclass, field
+
+from paceline.comm.faults import Faults
+from paceline.comm.transfer import Transfer
+
+__all__ = ["RunSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Settings of the run, and this worker's place in it."""
+
+    rank: int
+    world_size: int
+    """Number of workers that the run was planned with."""
+    servers: int
+    mode: str
+    """The mode that the run began with."""
+    seed: int
+    optimizers: tuple[str, ...] = ()
+    """Optimizers of other packages that servers may run."""
+    transfer: Transfer = field(default_factory=Transfer)
+    tells_norms: bool = False
+    """The run has a bound on the gradient's norm, which goes with every push."""
+    faults: Faults = field(default_factory=Faults)
+    """Injected faults, for tests."""

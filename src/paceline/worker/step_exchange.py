@@ -1,0 +1,152 @@
+"""Answers the requests of steppers: pushes and fetches, with what the servers must know about a push."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from paceline.comm import Kind
+from paceline.params import settings_of
+from paceline.worker.account import Account, Skipped
+from paceline.worker.exchange.client import Client
+from paceline.worker.exchange.encoders import follow_settings
+from paceline.worker.exchange.server_links import Body
+from paceline.worker.model_memory import ModelMemory
+from paceline.worker.optimizer_side import OptimizerSide
+from paceline.worker.steppers import Request, follows_rate
+from paceline.worker.telemetry import Telemetry
+
+__all__ = ["StepExchange", "fields_of"]
+
+
+class StepExchange:
+    """Exchanges with the servers for all optimizers of a script.
+
+    Args:
+        tells_norms: the run has a bound on the gradient's norm, which goes with every push.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        memory: ModelMemory,
+        sides: Sequence[OptimizerSide],
+        account: Account,
+        telemetry: Telemetry,
+        *,
+        tells_norms: bool,
+    ) -> None:
+        self.lock = threading.RLock()
+        """Held by the thread that talks to the servers: in dogwild that is not only the script's."""
+        self._client = client
+        self._memory = memory
+        self._sides = sides
+        self._account = account
+        self._traffic = telemetry.traffic
+        self._norms = telemetry.norms
+        self._tells_norms = tells_norms
+        self._sent_settings: list[list[Any]] = []
+        """Values of all optimizers' settings, as the servers have them."""
+
+    def answer(self, side: OptimizerSide, request: Request) -> None:
+        """Answer a stepper's request."""
+        client, memory = self._client, self._memory
+        body: Body = {}
+        if request.push:
+            body = self._push_body(side, request)
+            if request.carries == "slot":
+                memory.to_host(side)
+        client.exchange(Kind.PUSH if request.push else Kind.PULL, fetch=request.fetch, **body)
+        self._traffic.exchanged(client, memory.mode, request, side.layout)
+        memory.follow_switch(self._sides)
+        if request.fetch:
+            side.version = client.version
+            if not client.arrives_late:
+                memory.from_host(side)
+
+    def flush(self) -> None:
+        """Push the steps that no push has covered."""
+        with self.lock:
+            for side in self._sides:
+                for request in side.stepper.flush():
+                    self.answer(side, replace(request, covers_step=False))  # no step is being made
+
+    def send_settings_again(self) -> None:
+        """The servers' settings were replaced by a state that was loaded."""
+        self._sent_settings = []
+
+    def _push_body(self, side: OptimizerSide, request: Request) -> Body:
+        leases, samples = self._account.cover(this_step=request.covers_step)
+        body: Body = {}
+        if samples:
+            body["samples"] = samples
+        if leases:
+            body["leases"] = leases
+        if len(self._sides) > 1:
+            body |= self._facts_of(side, samples)
+        if self._settings_changed():
+            body["settings"] = _without_kernel_choice(
+                [group for each in self._sides for group in settings_of(each.served)]
+            )
+        if request.missing:
+            body["missing"] = [side.tensors[i] for i in request.missing]
+        if not request.finite:
+            body["void"] = True
+        if request.carries != "slot":
+            body["carries"] = request.carries
+        elif request.finite and (self._tells_norms or self._norms.due):
+            body["norm"] = self._norms.measured(side.stepper.slot_norm)
+        if refused := self._account.take_refused():
+            body["refused"] = refused
+        if logged := self._account.take_logged():
+            body["logged"] = logged
+        if request.covers_step:  # else it may be another thread's, and the account is this one's
+            body |= fields_of(self._account.take_skipped())
+        return body
+
+    def _facts_of(self, side: OptimizerSide, samples: int) -> Body:
+        """What a push says about its optimizer, where there are several."""
+        facts: Body = {"optimizer": side.index} if side.index else {}
+        if side.weight != samples:
+            facts["weight"] = side.weight
+        side.weight = 0
+        # Local steps began from what this optimizer fetched; another one may have fetched since.
+        if self._memory.mode.local and self._memory.mode.spare is None:
+            facts["read_version"] = side.version
+        return facts
+
+    def _settings_changed(self) -> bool:
+        """Whether a setting differs from what was sent last. Every step asks, so it must be cheap."""
+        sides, encoders = self._sides, self._client.payloads.encoders
+        if encoders is not None and encoders.spec.has_momentum:
+            encoders.use_momentum([group for side in sides for group in side.optimizer.param_groups])
+            for side in sides:
+                follow_settings(side.served, side.optimizer)
+        for side in sides:
+            if follows_rate(self._memory.mode, side.optimizer):
+                pairs = zip(side.served.param_groups, side.optimizer.param_groups, strict=True)
+                for outer, group in pairs:
+                    outer["lr"] = group["lr"]
+        values = [
+            [v for k, v in g.items() if k != "params"] for side in sides for g in side.served.param_groups
+        ]
+        if any(isinstance(v, Tensor) for group in values for v in group):
+            values = [list(g.values()) for side in sides for g in settings_of(side.served)]
+        if values == self._sent_settings:
+            return False
+        self._sent_settings = values
+        return True
+
+
+def fields_of(skipped: Skipped) -> Body:
+    """Skipped batches as fields of a message to the servers."""
+    if not skipped:
+        return {}
+    return {"skipped": skipped.leases, "skipped_samples": skipped.unleased}
+
+
+def _without_kernel_choice(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What OptimizerSpec chose for `fused` on the servers stays."""
+    return [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings]
