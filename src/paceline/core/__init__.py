@@ -21,6 +21,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `rulings.py`    Ruling: all that follows from an event.
 * `state.py`      StateCodec: state as JSON, checked when it is read.
 * `sequencer.py`  Sequencer: steps that wait for the second half of an update; OrderLog: catching up.
+* `placement_changes.py`  PlacementChanges: servers that come and go, and the placement that follows.
 * `rows.py`       Rows, Groups: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
 * `fates.py`      Fates: which pushes were applied, for workers that compress with error feedback.

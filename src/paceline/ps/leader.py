@@ -220,7 +220,8 @@ class LeadServer(Placing):
         if role == "server":
             self._where[int(rank)] = field(body, "address", dict)
         if role == "server" and self._executor.shard is not None and field(body, "fresh", bool):
-            self._newcomers[int(rank)] = (connection, field(body, "address", dict))
+            self._newcomer_links[int(rank)] = connection
+            self._changes.newcomers[int(rank)] = field(body, "address", dict)
             self._hand_over(int(rank), connection, None)
         elif role == "server":
             self._follows(int(rank), connection)
@@ -252,8 +253,8 @@ class LeadServer(Placing):
             rank = _rank(connection)
             if self._left_behind.pop(rank, None) is None and self._running:
                 log.warning("server:%s is gone before it held anything: %s", rank, reason)
-                self._newcomers.pop(rank, None)
-                self._adopted.discard(rank)
+                self._newcomer_links.pop(rank, None)
+                self._changes.gone(rank)
                 self._plan_change()
             return
         self._adoption.gone(connection)
@@ -269,7 +270,7 @@ class LeadServer(Placing):
             case SwitchMode(mode, request):
                 self._switch(mode, request)
             case LetServerGo(server):
-                self._departing.add(server)
+                self._changes.departing.add(server)
                 self._plan_change()
             case EndEarly(reason):
                 self._stop_asked = reason
@@ -318,7 +319,7 @@ class LeadServer(Placing):
         half_done = reduced.number if reduced is not None else next(iter(reduces), None)
         self._sequencer.take_over(half_done, standby.held)
         # Workers may know of some that never came.
-        self._numbered = self._executor.placement.number + _PROMISED
+        self._changes.highest = self._executor.placement.number + _PROMISED
         log.warning("%s leads from here on, in the place of server:%s", self.name, gone)
         placement = self._latest_placement().without(gone)
         if placement is None:
@@ -348,8 +349,8 @@ class LeadServer(Placing):
         rank = _rank(connection)
         if frame.kind is Kind.ADOPTED:
             connection.send_aside()  # it and we may give each other slices
-        if frame.kind is Kind.ADOPTED and rank in self._newcomers:
-            self._adopted.add(rank)
+        if frame.kind is Kind.ADOPTED and rank in self._newcomer_links:
+            self._changes.adopted.add(rank)
             self._plan_change()
         elif frame.kind is Kind.ADOPTED and self._adopting is not None:
             self._adopting.discard(rank)
@@ -478,11 +479,8 @@ class LeadServer(Placing):
             if self.config.groups:
                 facts["group"] = self._listens.get(self._decider.groups.root_of(peer.worker))
             self._checkpoints.announce_cut(peer.worker, facts)
-            self._unplaced.discard(peer.worker)
-            if self._change is not None:
-                self._change.unready.add(peer.worker)
-                self._change.untold.discard(peer.worker)
-                facts["next"] = self._change.to_json()
+            if (following := self._changes.attached(peer.worker)) is not None:
+                facts["next"] = following
             if self._decider.ballot.reason is not None:
                 facts["stop"] = True
             facts["placement"] = self._executor.placement.to_json()
@@ -568,8 +566,7 @@ class LeadServer(Placing):
 
     def _hear_ready(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
         """A worker may say that it is ready for the placement to come."""
-        if self._change is not None and body.get("ready") == self._change.placement.number:
-            self._change.unready.discard(peer.worker)
+        if self._changes.ready(peer.worker, body.get("ready")):
             self._change_if_ready()
 
     def _on_saved(self, connection: Connection, frame: Frame) -> None:
@@ -739,8 +736,7 @@ class LeadServer(Placing):
         self._calling.pop(peer.worker, None)
         self._lost.pop(peer.worker, None)
         self._owed.discard(peer.worker)
-        if self._change is not None:
-            self._change.unready.discard(peer.worker)
+        self._changes.left(peer.worker)
         if peer.residual and not finished:
             self._say_once(
                 f"{peer.name} is gone, and with it a gradient of L2 norm {peer.residual:.3g} that "
@@ -800,12 +796,7 @@ class LeadServer(Placing):
         if worker in self._untold:
             self._untold.discard(worker)
             body["mode"] = str(self._executor.mode)
-        if self._change is not None and worker in self._change.untold:
-            self._change.untold.discard(worker)
-            body["next"] = self._change.to_json()
-        if worker in self._unplaced:
-            self._unplaced.discard(worker)
-            body["placement"] = self._executor.placement.to_json()
+        self._changes.inform(worker, self._executor.placement, body)
         if (version := self._checkpoints.flag(worker)) is not None:
             body["save"] = version
 
@@ -823,7 +814,7 @@ class LeadServer(Placing):
                 self._untold = set(self._executor.peers)
                 self._tell_mode()
             case Placed():
-                self._unplaced = set(self._executor.peers)
+                self._changes.outdated = set(self._executor.peers)
                 self._hub.post(self._answer_lost)
             case SlicesDue(server, number, tensors):
                 self._give(server, number, tensors)

@@ -6,7 +6,6 @@ and send them what they will need; when all have, it is ordered.
 
 import contextlib
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from safetensors.torch import save
@@ -16,6 +15,7 @@ from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
 from paceline.comm.messages import FullyReplicated, ServerEmptied, ServerUnreachable
 from paceline.core.decider_state import decider_state_to_json
+from paceline.core.placement_changes import PlacementChanges
 from paceline.core.steps import AdmitStep, PlaceStep, steps_to_json
 from paceline.exceptions import LinkError
 from paceline.params import Placement, bytes_of
@@ -31,53 +31,25 @@ _ACCUSED_S = 2.0
 """How long a worker says that it has lost a server, before we part with that server, too."""
 
 
-@dataclass
-class _Change:
-    """A placement to come. Workers are told of it first: they reach the servers that are new, and send them
-    what they will need."""
-
-    placement: Placement
-    addresses: dict[int, dict[str, Any]]
-    """Of the servers that are new."""
-    untold: set[int]
-    unready: set[int]
-    """Workers that have not heard of it, and that have not said that they are ready for it."""
-
-    def to_json(self) -> list[Any]:
-        return [self.placement.to_json(), {str(rank): where for rank, where in self.addresses.items()}]
-
-
 class Placing(Ordering):
     """Places slices."""
 
     def _begin_placing(self) -> None:
-        self._newcomers: dict[int, tuple[Connection, dict[str, Any]]] = {}
-        """Servers that are not in the order yet: their links, and where workers reach them."""
-        self._adopted: set[int] = set()
-        """Those of them that know the model."""
-        self._departing: set[int] = set()
-        """Servers that are to leave."""
-        self._settling: set[int] = set()
-        """Servers of which slices that change hands are not known to be where they should be."""
-        self._numbered = 0
-        """The highest number that a placement was given."""
+        self._changes = PlacementChanges(self.config.replicas)
+        self._newcomer_links: dict[int, Connection] = {}
+        """Links of the servers that are not in the order yet."""
         self._where: dict[int, dict[str, Any]] = {}
         """Where workers reach the followers."""
         self._left_behind: dict[int, Connection] = {}
         """Servers that hold nothing any more; they end when the controller says so."""
-        self._departed: set[int] = set()
-        """Those of them that have given everything away, and that workers may still send to."""
-        self._change: _Change | None = None
         self._owed: set[int] = set()
         """Workers with a request that the order has not answered."""
-        self._unplaced: set[int] = set()
-        """Workers that have not been told of the present placement."""
         self._lost: dict[int, tuple[set[int], bool, float]] = {}
         """Workers that lost servers: which, whether they want parameters, and since when they say so."""
 
     def _follower_gone(self, rank: int, reason: str) -> None:
         """Others hold copies of its slices, or the run cannot go on."""
-        able = self._replicates and self._gate is None and not self._settling
+        able = self._replicates and self._gate is None and not self._changes.settling
         placement = self._latest_placement().without(rank) if able else None
         if placement is None:
             with contextlib.suppress(LinkError):  # the last that is known of what is lost
@@ -86,7 +58,7 @@ class Placing(Ordering):
             return
         log.warning("server:%s: %s; others answer for its slices", rank, reason)
         self._checkpoints.server_gone(rank)
-        self._change = None
+        self._changes.change = None
         self._act([PlaceStep(placement)])
         self._plan_change()
 
@@ -103,49 +75,27 @@ class Placing(Ordering):
 
     def _plan_change(self) -> None:
         """Let workers get ready for the servers that there are now."""
-        latest = self._latest_placement()
-        servers = (latest.servers | self._adopted) - self._departing
-        if self._gate is not None or self._executor.layout is None:
+        latest, layout, mode = self._latest_placement(), self._executor.layout, self._executor.mode
+        if self._gate is not None or layout is None or not self._changes.needed(latest):
             return
-        if servers == latest.servers and self._full(latest):
-            self._change = None
-            return
-        mode = self._executor.mode
         if mode.damping in ("dc", "gap"):
             self._say_once(
                 f"servers cannot come or go while the run is in mode {mode}: what they need to know "
                 "of every worker's last parameters is not sent. The others go on without them."
             )
             return
-        self._numbered = number = max(latest.number, self._numbered) + 1
-        placement = Placement.over(self._executor.layout, sorted(servers), self.config.replicas, number)
-        if placement.holders == latest.holders and servers == latest.servers:
-            self._change = None
-            return
-        addresses = {rank: where for rank, (_, where) in self._newcomers.items() if rank in servers}
-        workers = set(self._executor.peers)
-        self._change = _Change(placement, addresses, workers, set(workers))
+        self._changes.plan(layout, latest, self._executor.peers)
         self._change_if_ready()
 
-    def _full(self, placement: Placement) -> bool:
-        """Whether every slice has as many copies as there can be."""
-        copies = min(self.config.replicas, len(placement.servers) - 1)
-        return all(len(holders) == copies + 1 for holders in placement.holders)
-
     def _change_if_ready(self) -> None:
-        change = self._change
-        if (
-            change is None
-            or change.unready & self._executor.peers.keys()
-            or self._decider.pushes.holds
-            or self._sequencer.waiting
-        ):
+        if self._changes.change is None or self._decider.pushes.holds or self._sequencer.waiting:
             return
-        self._change = None
+        change = self._changes.take_ready(self._executor.peers.keys())
+        if change is None:
+            return
         self._forward([])  # what only those hear who were here before
         for rank in change.addresses:
-            link, _ = self._newcomers.pop(rank)
-            self._adopted.discard(rank)
+            link = self._newcomer_links.pop(rank)
             answered = {w: n - (w in self._owed) for w, n in self._decider.roster.requests.items()}
             body: dict[str, Any] = {"steps": [], "position": self._log.position, "answered": answered}
             # Who gives it what follows from the placement before: it may have adopted an earlier one.
@@ -156,34 +106,27 @@ class Placing(Ordering):
             with contextlib.suppress(LinkError):
                 link.send(Kind.ORDER, body)
             self._follows(rank, link)
-        self._settling = {*self._followers}
+        self._changes.settling = {*self._followers}
         self._act([PlaceStep(change.placement)])
         for rank in [r for r in self._followers if r not in change.placement.servers]:
-            self._departing.discard(rank)
+            self._changes.departing.discard(rank)
             self._left_behind[rank] = self._followers.pop(rank)
 
     def _on_placed(self, rank: int, number: int) -> None:
         """A server has come to a place in the order, and has all its slices from there on."""
         if number != self._latest_placement().number:
             return
-        if rank in self._left_behind:
-            self._departed.add(rank)
-            self._let_depart()
-        if rank in self._settling:
-            self._settling.discard(rank)
-            if not self._settling and self._full(self._executor.placement):
-                self._tell_whole()
+        settled = self._changes.placed(rank, leaves=rank in self._left_behind)
+        self._let_depart()
+        if settled and self._changes.complete(self._executor.placement):
+            self._tell_whole()
 
     def _let_depart(self) -> None:
         """Servers end that hold nothing, when every worker has been told to do without them."""
-        if not self._departed or any(
-            self._decider.groups.speaks(w) for w in self._unplaced & self._executor.peers.keys()
-        ):
-            return
         with contextlib.suppress(LinkError):
-            while self._departed:
-                self._controller.tell(ServerEmptied(min(self._departed)))
-                self._departed.discard(min(self._departed))
+            for rank in self._changes.free_to_end(self._executor.peers.keys(), self._decider.groups.speaks):
+                self._controller.tell(ServerEmptied(rank))
+                self._changes.departed.discard(rank)
 
     def _give(self, server: int, number: int, tensors: dict[str, Tensor]) -> None:
         with contextlib.suppress(LinkError):  # on_end says so
