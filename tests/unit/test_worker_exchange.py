@@ -154,10 +154,10 @@ def test_each_link_carries_what_its_server_holds_and_brings_what_it_owns(links):
 def test_a_worker_gets_ready_for_the_announced_placement_and_says_so_once_it_is(links):
     layout = layout_of(4)
     placements = placed(links, Placement.over(layout, [0], replicas=0), layout)
-    assert not placements.changes and placements.ready == 0
+    assert placements.announced is None and placements.ready == 0
     after = Placement.over(layout, [0, 1], replicas=0, number=7)
     placements.hear(links.lead, {"next": [after.to_json(), {"1": WHERE.to_json()}]})
-    assert placements.changes and placements.ready == 0
+    assert placements.announced is not None and placements.ready == 0
     assert [*placements.missing_links()] == [1]
     new = links.reach(1, WHERE)
     assert not placements.answers(new)
@@ -165,7 +165,7 @@ def test_a_worker_gets_ready_for_the_announced_placement_and_says_so_once_it_is(
     assert placements.ready == 7 and not placements.missing_links()
     assert {piece.index for piece in new.slices} == {*after.held(1)} and not new.into
     placements.hear(links.lead, {"placement": after.to_json()})
-    assert not placements.changes and placements.ready == 0
+    assert placements.announced is None and placements.ready == 0
     assert placements.answers(new) and len(new.into) == len(after.owned(1))
 
 

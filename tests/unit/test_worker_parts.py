@@ -14,8 +14,8 @@ from paceline.worker.part_saver import PartSaver
 from paceline.worker.resumption import Resumption
 from paceline.worker.run_counts import RunCounts
 from paceline.worker.run_settings import RunSettings
-from paceline.worker.run_view import RunView
 from paceline.worker.script_state import KeptState
+from paceline.worker.training_view import TrainingView
 
 
 def news_of(mode: str = "bsp", **welcome: Any) -> RunNews:
@@ -62,7 +62,7 @@ def test_a_member_is_where_its_root_is_also_if_it_has_heard_more():
 
 def test_the_mode_stays_what_it_was_when_a_worker_leaves_to_prepare_more():
     settings = RunSettings(rank=0, world_size=2, servers=1, mode="bsp", seed=0)
-    view = RunView(settings, KeptState())
+    view = TrainingView(settings, KeptState())
     assert view.run_progress() is None and view.progress() == {"version": 0, "clock": 0}
     news = news_of("asp")
     view.join(news, RunCounts(news, None, counts_samples=True), resumption(resumed=False))

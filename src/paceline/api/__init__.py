@@ -12,7 +12,7 @@
 * `certifying.py` make_certificates: for a run, beforehand.
 * `studies.py` study, load_study: many runs of one script, compared.
 * `exporting.py` export_run: a run's model as a file.
-* `takeover.py` take_over: go on with a run whose controller was killed.
+* `successor_process.py` take_over: go on with a run whose controller was killed.
 
 Loaded when used: the commands need no torch, and must not wait for it.
 """

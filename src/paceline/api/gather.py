@@ -99,7 +99,7 @@ def prepare_validation(*loaders: Any) -> Any:
 
 
 def _caller(depth: int) -> str:
-    """File and line of the script, so many frames above the function that asks."""
+    """File and line of the script, `depth` frames above the function that asks."""
     frame = inspect.currentframe()
     for _ in range(depth + 1):
         frame = frame.f_back if frame is not None else None

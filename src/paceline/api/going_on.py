@@ -122,7 +122,7 @@ def stop_run(run: RunDirectory, *, now: bool = False, tell: Callable[[str], None
 
 
 def run_end(run: RunDirectory) -> RunEnd:
-    """How a run ended that nobody runs."""
+    """How a run ended. Of a run that is going on: where it stands."""
     status = run.read_status()
     there = sorted(path.name for path in run.checkpoints_path.glob("version-*") if not path.suffix)
     return RunEnd(

@@ -32,8 +32,8 @@ __all__ = [
     "write_last",
 ]
 
-_HEIR = "paceline.api.takeover:take_over"
-"""Who goes on with a run whose controller was killed."""
+_HEIR = "paceline.api.successor_process:take_over"
+"""The function that goes on with a run whose controller was killed."""
 
 
 def run_job(
@@ -67,7 +67,7 @@ class ResumableRun:
 
 
 def resumable(run: str) -> ResumableRun:
-    """A run to go on with: nobody runs it, and it has a script.
+    """A run to go on with: no controller runs it, and it has a script.
 
     Raises:
         RunNotFound: there is no such run.

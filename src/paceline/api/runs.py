@@ -87,7 +87,7 @@ def load_run(run: str | Path | RunDirectory) -> "RunData":
 
 
 def run_status(run: RunDirectory, before: RunStatus | None = None) -> RunStatus:
-    """What a run says of itself, and the state `crashed` if nobody is left to say it.
+    """What a run says of itself, and the state `crashed` if it has no controller any more.
 
     Args:
         before: what it said last; the answer if it is just being written.

@@ -188,7 +188,7 @@ class _Runner:
         states = {name: self._state(name) for name in self._trials}
         self._waiting = left(states, again=again)
         self._running: dict[str, subprocess.Popen[bytes] | None] = {}
-        """None: somebody else runs it, who outlived the study that began it."""
+        """None: a process runs it that an earlier process of the study started."""
         self.stopped = False
         done = len(states) - len(self._waiting)
         before = f"; {done} of them have ended already" if done else ""

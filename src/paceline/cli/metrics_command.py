@@ -23,7 +23,7 @@ _COLUMNS = (
     (58, ("worker", "step", "lowest", "highest", "last")),
     (0, ("worker", "step", "last")),
 )
-"""What a terminal of so many columns has room for."""
+"""Columns of the table, by the least width of the terminal that has room for them."""
 
 
 def metrics(

@@ -41,7 +41,7 @@ def stop(
 
 
 def _already(run_id: str, end: "RunEnd") -> str:
-    """What to say of a run that nobody runs."""
+    """What to say of a run that has ended, or has no controller any more."""
     if end.state != "crashed":
         how = "was stopped" if end.state == "stopped" else end.state
         return f"Run {run_id} has ended already: it {how} at update {end.version:,}."

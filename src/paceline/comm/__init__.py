@@ -9,7 +9,8 @@
 * `connection.py` Connection: frames over one authenticated socket.
 * `errors.py`     what an ERROR frame says of an exception, and the exception that one stands for.
 * `aside.py`      sending without waiting for the other side to read.
-* `meeting.py`    how roles get one: Address, Listener, connect().
+* `stream_schemes.py` Address; unix, TCP and TLS streams, by scheme.
+* `meeting.py`    how roles get a Connection: Listener, accept(), connect().
 * `lasting.py`    LastingLink: a role's link to the controller, which may die and be replaced.
 * `clocks.py`     one clock for all roles, on whichever host.
 * `hub.py`        Hub: one thread that serves many connections.

@@ -1,18 +1,14 @@
 """How two roles meet: one listens, the other connects, and both prove who they are."""
 
-import os
 import secrets
 import socket
 import sys
-import time
-from dataclasses import dataclass
-from typing import Any
 
 from paceline.comm import handshake
 from paceline.comm.connection import Connection
-from paceline.comm.frames import field
 from paceline.comm.impairment import LinkConditions
-from paceline.comm.tls import Secret, SecureSocket, Stream, secure
+from paceline.comm.stream_schemes import SCHEMES, Address, scheme_of
+from paceline.comm.tls import SecureSocket, Stream
 from paceline.exceptions import AuthError, LinkError
 
 __all__ = ["Address", "Listener", "accept", "connect"]
@@ -20,33 +16,12 @@ __all__ = ["Address", "Listener", "accept", "connect"]
 HANDSHAKE_S = 5.0
 """A stranger may hold a connection open for this long."""
 
-_UCRED_BYTES = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where a role listens: an abstract unix name for the same host, and a TCP host and port."""
-
-    unix: str | None
-    host: str
-    port: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return {"unix": self.unix, "host": self.host, "port": self.port}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Address":
-        """The inverse of `to_json`; anything odd is a FrameError."""
-        unix = None if data.get("unix") is None else field(data, "unix", str)
-        return cls(unix=unix, host=field(data, "host", str), port=field(data, "port", int))
-
 
 class Listener:
     """Listens on an abstract unix name and on a TCP port of one interface at once.
 
     Abstract names leave no file behind and are bound to the network namespace, so two roles meet on
-    one exactly when they can share memory; otherwise they use TCP, and nobody configures which.
+    one exactly when they can share memory; otherwise they use TCP, without any configuration.
 
     Raises:
         LinkError: there is no such interface.
@@ -101,13 +76,8 @@ def accept(sock: socket.socket, secret: bytes) -> Connection:
     Raises:
         AuthError: the other side is a stranger; the socket is closed.
     """
-    stream: Stream = sock
-    certificate = Secret.certificate_of(secret)
     try:
-        if sock.family == getattr(socket, "AF_UNIX", None):
-            _check_same_user(sock)
-        elif certificate is not None:
-            stream = secure(sock, certificate, listening=True, within_s=HANDSHAKE_S)
+        stream = scheme_of(sock, secret).secure_accepted(sock, secret, HANDSHAKE_S)
         connection = Connection(stream, handshake.accept(stream, secret, within_s=HANDSHAKE_S))
         _tune(stream)
         return connection
@@ -143,21 +113,16 @@ def connect(
     sock = None
     if link != "tcp" and conditions is None:
         try:
-            sock = _connect_on_host(address.unix)
+            sock = SCHEMES["unix"].dial(address, HANDSHAKE_S)
         except OSError as error:
             if link == "shm":
                 raise LinkError(
                     f"cannot meet {peer} on this host for shared memory ({error}); use --link auto"
                 ) from error
     try:
-        certificate = None
         if sock is None:
-            sock = socket.create_connection((address.host, address.port), timeout=HANDSHAKE_S)
-            certificate = Secret.certificate_of(secret)
-        stream: Stream = sock
-        if certificate is not None:
-            stream = secure(sock, certificate, listening=False, within_s=HANDSHAKE_S)
-            _check_listener(stream, peer, address.host)
+            sock = SCHEMES["tcp"].dial(address, HANDSHAKE_S)
+        stream = scheme_of(sock, secret).secure_dialled(sock, secret, peer, address, HANDSHAKE_S)
         connection = Connection(stream, handshake.initiate(stream, secret, within_s=HANDSHAKE_S))
         _tune(stream)
         if conditions is not None:
@@ -179,49 +144,9 @@ def connect(
     return connection
 
 
-def _connect_on_host(name: str | None) -> socket.socket:
-    """A socket connected to an abstract unix name; OSError if no process on this host has it."""
-    if name is None:
-        raise OSError("it listens on TCP only")
-    deadline = time.monotonic() + HANDSHAKE_S
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        while True:
-            try:
-                sock.connect("\0" + name)
-                return sock
-            except BlockingIOError:  # its queue of newcomers is full; a blocking connect may hang
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.005)
-    except OSError:
-        sock.close()
-        raise
-
-
-def _check_listener(stream: SecureSocket, peer: str, host: str) -> None:
-    """The listener must have a certificate of the expected role that is good for that host."""
-    named, role = stream.named, peer.partition(":")[0]
-    if named.role != role:
-        raise AuthError(
-            f"who listens there has a {named.role}'s certificate: it is no {role}, or an impostor"
-        )
-    if named.hosts and host not in named.hosts:
-        raise AuthError(f"its certificate is good for {', '.join(named.hosts)}, and it was reached at {host}")
-
-
 def _tune(sock: Stream) -> None:
     sock.settimeout(None)
     if sock.family != getattr(socket, "AF_UNIX", None):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-
-
-def _check_same_user(sock: socket.socket) -> None:
-    """A unix peer must be the same user: the kernel says who it is."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED_BYTES)
-    uid = int.from_bytes(raw[4:8], sys.byteorder)
-    if uid != os.geteuid():
-        raise AuthError(f"user {uid} may not connect to a role of user {os.geteuid()}")

@@ -3,7 +3,7 @@
 * `controller.py`  Controller: events in, decisions, carried out by one exhaustive match.
 * `run_events.py`  what can happen to a run: one class for each event.
 * `beginning.py`   Beginning: what a controller starts from: a new run, a checkpoint, or a dead one's journal.
-* `takeover.py`    Takeover: what a successor decides first, and until all servers have reconnected.
+* `succession.py`  Takeover: what a successor decides first, and until all servers have reconnected.
 * `hearing.py`     Hearing: what follows from a role's messages and from the guard's verdicts.
 * `role_links.py`  RoleLinks: the connections to the roles, and an inbox of what they say.
 * `role_reports.py` RoleReports: enters the roles' progress into the status.

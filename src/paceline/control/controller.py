@@ -41,7 +41,7 @@ from paceline.control.role_reports import RoleReports
 from paceline.control.run_events import CauseOverdue, RunEvent, SaveOverdue, ServerSilent, Tick
 from paceline.control.run_record import RunRecord
 from paceline.control.rundir import RunDirectory
-from paceline.control.takeover import Takeover
+from paceline.control.succession import Takeover
 from paceline.control.time_limit import TimeLimit
 from paceline.control.training_guard import TrainingGuard
 from paceline.core.modes import parse_mode

@@ -34,7 +34,7 @@ from paceline.control.request_desk import RequestDesk
 from paceline.control.role_links import Joined, RoleLinks, Said
 from paceline.control.role_reports import RoleReports
 from paceline.control.run_record import RunRecord
-from paceline.control.takeover import Takeover
+from paceline.control.succession import Takeover
 from paceline.control.training_guard import GiveUp, Rewind, Tighten, TrainingGuard, Verdict
 from paceline.core.run_decisions import Decision, RunState
 from paceline.core.run_machine import RunMachine

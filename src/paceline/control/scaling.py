@@ -84,7 +84,7 @@ def _check_servers(plan: Plan, machine: RunMachine, mode: ModeSpec, servers: Any
     reason = None
     if mode.grouped or mode.by_epoch or mode.needs_memory:
         reason = f"in mode {mode} the servers are agreed on when the run begins"
-    elif mode.damping in ("dc", "gap"):
+    elif mode.remembers_reads:
         reason = f"in mode {mode} servers remember what every worker read last, which is not handed on"
     elif job.transfer.pipelined or job.compress_replies:
         reason = "with overlap, prefetch or compress_replies slices cannot change hands"

@@ -274,7 +274,7 @@ class Decider:
         made = self.machine.pushed(push.id, push.read_version, spent=spent, optimizer=push.optimizer)
         if isinstance(self.machine, Rounds):
             check_in_step(self.machine, self.mode)
-        if self.book is not None and self.mode.batches == "speed":
+        if self.book is not None and self.mode.deals_by_speed:
             self._resize(self.book, push, made)
         return [*self._steps(made), *self._assigned()]
 

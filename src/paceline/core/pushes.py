@@ -206,7 +206,7 @@ class Pushes:
             staleness = self._record(p, before)
             weight = p.weighs if known else 1
             scale = mode.scale(staleness, terms.team)
-            if book and mode.batches == "speed" and p.weighs:
+            if book and mode.deals_by_speed and p.weighs:
                 scale *= book.part(p.id.worker, p.weighs)  # so that every sample counts the same
             parts.append(WeightedPush(*p.id, weight, scale))
         update = tuple(parts)

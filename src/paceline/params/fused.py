@@ -61,7 +61,7 @@ def _of_torch(kind: type) -> type:
 
 @cache
 def kernel_works(kind: type, dtype: torch.dtype, device: str) -> bool:
-    """Whether a fused kernel does what the plain one does. Of classes that are not torch's nobody knows."""
+    """Whether a fused kernel does what the plain one does. True for classes that are not torch's, untried."""
     if not kind.__module__.startswith("torch.optim.") or not dtype.is_floating_point:
         return True
     results = []

@@ -180,7 +180,7 @@ def startable(waiting: Sequence[int], running: Sequence[int], *, at_once: int | 
 
     Args:
         waiting, running: numbers of workers of each run.
-        at_once: so many runs at the same time; None: as many as have a core for each worker.
+        at_once: maximum number of runs at the same time; None: as many as have a core for each worker.
     """
     going, count = list(running), 0
     for workers in waiting:

@@ -312,8 +312,8 @@ class Job:
         commands=EVERY_COMMAND,
         roles=("server", "worker"),
     )
-    """How long anybody waits for anybody before the run fails with the name of who is missing.
-    Raise it when a message says that somebody did not answer and that role was only slow."""
+    """How long a role waits for another one before the run fails with the name of the missing role.
+    Raise it when a message says that a role did not answer and that role was only slow."""
 
     max_time_s: float | None = option(
         None,

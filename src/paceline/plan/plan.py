@@ -114,7 +114,7 @@ class ModelFacts:
     """(slices, bytes) of each server."""
 
     def steps_per_epoch(self, workers: int) -> int | None:
-        """Steps of one worker in an epoch when all go equally fast; None if nobody can know."""
+        """Steps of one worker in an epoch when all go equally fast; None if that cannot be known."""
         if self.samples is None or self.batch_size is None:
             return None
         return -(-self.samples // (self.batch_size * workers))
@@ -132,7 +132,7 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
 
     Raises:
         UsageError: settings that contradict each other.
-        PlanError: the script cannot be run here, or this host cannot carry so many roles.
+        PlanError: the script cannot be run here, or this host cannot carry that many roles.
     """
     mode = parse_mode(job.mode)
     schedule = parse_schedule(mode, job.schedule)
@@ -230,7 +230,7 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
 
 
 def _threads_wished() -> int | None:
-    """OMP_NUM_THREADS, if somebody set it: the first of several numbers, as OpenMP has it."""
+    """OMP_NUM_THREADS, if it is set: the first of several numbers, as OpenMP has it."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else None
 

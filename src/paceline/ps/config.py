@@ -118,7 +118,7 @@ def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | No
 
 def undealt(mode: ModeSpec, book: LeaseBook | None) -> str | None:
     """Why the samples of a run cannot be dealt out as a mode does; None if they can."""
-    if mode.batches != "speed" or book is not None:
+    if not mode.deals_by_speed or book is not None:
         return None
     return (
         f"mode {mode} deals batches by speed, and this run has no prepared DataLoader over a data set with a "

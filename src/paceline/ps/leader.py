@@ -224,6 +224,7 @@ class LeadServer(Placing):
             self._changes.newcomers[int(rank)] = field(body, "address", dict)
             self._hand_over(int(rank), connection, None)
         elif role == "server":
+            self._forward([])  # events that are in what `_catch_up` tells it already
             self._follows(int(rank), connection)
             if self._executor.shard is None:
                 with self._failing:

@@ -153,12 +153,18 @@ class Placing(Ordering):
             self._controller.tell(FullyReplicated(tuple(sorted(self._executor.placement.servers))))
 
     def _catch_up(self, follower: Connection, position: int) -> None:
-        """A follower of the lead before has come: it lacks what only we have heard of."""
+        """A follower of the leader before has come. It lacks the steps that only we have heard of, and the
+        events that we have decided on meanwhile: it gets our decider's state as it is now."""
         steps = self._log.since(position)
         if steps is None:
             at = self._log.position
             raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {at}")
-        body = {"steps": steps_to_json(steps), "held": steps_to_json(self._sequencer.held)}
+        body = {
+            "steps": steps_to_json(steps),
+            "held": steps_to_json(self._sequencer.held),
+            "decider": decider_state_to_json(self._decider.state()),
+            "records": records_to_json(self._record.pending),
+        }
         follower.send_aside()
         follower.send(Kind.ORDER, body)
 

@@ -438,8 +438,8 @@ class Server:
                         self._executor.pushed = {
                             k: v for k, v in self._executor.pushed.items() if v.peer is not peer
                         }
-                if self._standby is not None:
-                    self._standby.begin_here(frame.body["decider"], frame.body["records"])
+            if self._standby is not None and "decider" in frame.body:
+                self._standby.begin_here(frame.body["decider"], frame.body["records"])
             steps = steps_from_json(field(frame.body, "steps", list))
             if self._standby is not None:
                 self._standby.hear(

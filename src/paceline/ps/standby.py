@@ -46,8 +46,10 @@ class Standby:
         """Workers whose link has ended: incarnation, and whether their script had."""
 
     def begin_here(self, state: Any, records: Any) -> None:
-        """This server joined later: it knows what the leader knows now, as JSON. Raises FrameError."""
+        """From here on it knows what the leader knows now, as JSON. Raises FrameError."""
         self.decider.load_state(decider_state_from_json(state))
+        self.held = []
+        self.records.clear()
         self.records.extend(records_from_json(records))
 
     def hear(self, steps: Steps, events: Sequence[Event], held: Steps) -> None:

@@ -296,7 +296,7 @@ class SimulatedRun:
             worker.unsent.append(worker.lease.id)
             worker.unsent_samples += worker.lease.samples
             worker.lease = None
-        if self.mode.name == "dogwild":  # its thread, as fast as it can be
+        if self.mode.own_threads:  # its thread, as fast as it can be
             yield from worker.stepper.flush()
         if self.mode.local and not self._try_take(worker):
             yield from worker.stepper.flush()  # before it rests

@@ -22,7 +22,7 @@ The session, which `paceline.prepare` and the script's other calls talk to:
 
 How far the run is, and checkpoints:
 
-* `run_view.py`        RunView: where the script and the run are. `run_counts.py` RunCounts: updates, samples.
+* `training_view.py`   TrainingView: where the script and the run are; `run_counts.py` RunCounts: updates.
 * `run_progress.py`    RunProgress: what `paceline.progress` returns.
 * `schedules.py`       Schedules: lets learning-rate schedulers follow the run.
 * `resumption.py`      Resumption: gets a script that was started again to where the run is.

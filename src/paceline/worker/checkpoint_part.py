@@ -3,8 +3,8 @@
 Keys: `buffer:NAME`, `rng:torch`, `rng:numpy`, `rng:python`, `rng:cuda`, `rng:loader` (the DataLoader's own
 generator, where it has one), `rng:epoch` (the one begun last), `rng:steps` (the worker's steps so far),
 `user:scheduler:K` and `user:settings` (the optimizer's parameter groups), these two as JSON bytes; where
-workers step by themselves also `inner:…` (their optimizer's state) and `stepper:…` (see stepping.py), and
-where gradients are compressed `encoder:…` (see encoding.py). What the script keeps is in `script:…` (see
+workers make local steps also `inner:…` (their optimizer's state) and `stepper:…` (see steppers/), and where
+gradients are compressed `encoder:…` (see exchange/encoders.py). What the script keeps is in `script:…` (see
 script_state.py).
 """
 

@@ -119,7 +119,7 @@ class JoinedRun:
             self._hide_exchanges(client.pipeline)
         self.free: FreeExchange | None = None
         """dogwild's exchange thread."""
-        if self.memory.mode.name == "dogwild":
+        if self.memory.mode.own_threads:
             client.links.lane = telemetry.spans.lane("exchange")
             self.free = FreeExchange(self.exchange.flush)
 

@@ -9,11 +9,11 @@ from paceline.observe.phases import Phase
 from paceline.worker.account import Account
 from paceline.worker.exchange.grants import Grant
 from paceline.worker.joined_run import JoinedRun
-from paceline.worker.run_view import RunView
 from paceline.worker.schedules import Schedules
 from paceline.worker.script_state import KeptState
 from paceline.worker.step_exchange import fields_of
 from paceline.worker.telemetry import Telemetry
+from paceline.worker.training_view import TrainingView
 
 __all__ = ["LeasedData"]
 
@@ -30,7 +30,7 @@ class LeasedData:
         self,
         rank: int,
         joined: Callable[[], JoinedRun],
-        view: RunView,
+        view: TrainingView,
         account: Account,
         schedules: Schedules,
         kept: KeptState,

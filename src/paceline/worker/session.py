@@ -33,7 +33,6 @@ from paceline.worker.prepared import Models, Prepared
 from paceline.worker.randomness import part_ways
 from paceline.worker.run_progress import RunProgress
 from paceline.worker.run_settings import RunSettings
-from paceline.worker.run_view import RunView
 from paceline.worker.schedules import Schedules
 from paceline.worker.script_optimizer import (
     StateDict,
@@ -46,6 +45,7 @@ from paceline.worker.script_optimizer import (
 from paceline.worker.step_exchange import fields_of
 from paceline.worker.steppers import runs_here, served_optimizer
 from paceline.worker.telemetry import Telemetry
+from paceline.worker.training_view import TrainingView
 from paceline.worker.validation import ValidationLoader
 
 __all__ = [
@@ -81,7 +81,7 @@ class RunSession(Session):
         self._lane = telemetry.lane
         self._group_links = group
         self._account = Account()
-        self._view = RunView(settings, self.kept)
+        self._view = TrainingView(settings, self.kept)
         self.schedules = Schedules(self._view)
         self.kept.paces = self.schedules.paces
         self._view.schedulers = self.schedules.each
@@ -195,7 +195,7 @@ class RunSession(Session):
         space = ParameterSpace(models, got.optimizers, layout, parameters)
         data = data_facts(got.loader) if got.loader is not None else None
         self._has_loader = data is not None
-        if self.mode.by_epoch or self.mode.batches == "speed":
+        if self.mode.by_epoch or self.mode.deals_by_speed:
             _check_has_epochs(self.mode, data)
         return space, ModelOffer(
             layout=layout,

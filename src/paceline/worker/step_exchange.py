@@ -62,7 +62,7 @@ class StepExchange:
         self._traffic.exchanged(client, memory.mode, request, side.layout)
         memory.follow_switch(self._sides)
         if request.fetch:
-            side.version = client.version
+            side.version = client.news.version
             if not client.arrives_late:
                 memory.from_host(side)
 

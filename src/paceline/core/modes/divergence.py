@@ -23,22 +23,23 @@ from paceline.core.modes.mode_spec import ModeSpec
 __all__ = ["Divergence", "explained", "is_loss"]
 
 _FIRST = 3
-"""So many first values say what is usual."""
+"""Number of first values that say what is usual."""
 _TIERS = ((3, 1e4), (6, 100.0), (15, 10.0))
-"""So many values in a row, all so many times the first ones: a loss that diverges."""
+"""Pairs (number, factor): a loss diverges when this number of values in a row are this factor above the first
+ones."""
 _NORM_TIERS = ((3, 1e6), (6, 1e4), (15, 1e3))
 _HUGE = 1e30
 """Beyond this a value is as bad as Inf."""
 _SUSPECT = 3.0
 """A value this many times the first ones is not good, though it proves nothing."""
 _FAR = 10.0
-"""So many times its first is far above it, for a run's last loss."""
+"""A last loss of this many times the first is far above it."""
 _PUSHES, _REFUSED = 16, 0.8
-"""Of so many pushes this share was refused: most workers push nothing but NaN and Inf."""
+"""Number of pushes, and the share of them that must be refused: most workers push nothing but NaN and Inf."""
 _BETTER = 1.5
 """A reward or an accuracy this many times its first is clearly better."""
 _SILENT = 20
-"""A worker that has not logged while each of the others did so many times has ended, or logs no more."""
+"""A worker that has not logged while each of the others did so this many times has ended, or logs no more."""
 _STALE = 0.5
 """A mean staleness below this explains nothing."""
 
@@ -115,7 +116,7 @@ class Divergence:
         self._version, self._new = version, True
 
     def pushes(self, applied: int, refused: int) -> None:
-        """So many pushes were applied since the last call, and so many refused for NaN or Inf."""
+        """Count the pushes that were applied since the last call, and those refused for NaN or Inf."""
         self._pushes.append((applied, refused))
         while sum(map(sum, self._pushes)) - sum(self._pushes[0]) >= _PUSHES:
             self._pushes.popleft()
@@ -263,7 +264,7 @@ class _Course:
         self.finite = False
 
     def above(self, number: int, limit: float) -> bool:
-        """Whether so many last values are all above the limit, or bad."""
+        """Whether this number of last values are all above the limit, or bad."""
         if len(self.last) < number:
             return False
         return all(self.last[-i] > limit or self.last[-i] == math.inf for i in range(1, number + 1))

@@ -29,7 +29,7 @@ _CUT = 20.0
 _MOST = 0.5
 # A mean staleness below this explains nothing.
 _STALE = 0.5
-# Before so many pushes their staleness says nothing.
+# Number of pushes before which their staleness says nothing.
 _FEW = 10
 # Losses beyond this are as bad as Inf: their squares would overflow.
 _HUGE = 1e100

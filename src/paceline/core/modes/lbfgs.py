@@ -216,7 +216,7 @@ class Lbfgs:
         return ops
 
     def restart(self) -> None:
-        """Forget the history and begin anew at w: somebody else has set it."""
+        """Forget the history and begin anew at w, which was set from outside."""
         self._first = self._new = True
         self._pairs.clear()
         self._diagonal = 1.0

@@ -14,8 +14,8 @@ whatever the order of events:
   held it by then; a push that they hold is never dropped;
 - only active workers are waited for, that is members that do not rest; a rest that begins while
   its worker waits takes effect when it is admitted;
-- whoever waits, waits for somebody who is computing, so there is always a next event; and pushes are held
-  only while somebody is active, so they are applied in the end;
+- a worker that waits, waits for a worker that is computing, so there is always a next event; and pushes are
+  held only while a worker is active, so they are applied in the end;
 - the slowest active clock never falls, so a member that was once within the bound stays within it.
 
 An event costs a few set operations plus its instructions, and at worst one pass over the members.
@@ -73,7 +73,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The push is late, repeated, orphaned or from nobody we know: it is not applied."""
+    """The push is late, repeated, orphaned or from a stranger: it is not applied."""
 
     push: PushId
 
@@ -119,9 +119,6 @@ class Machine(ABC):
 
     def __init__(self) -> None:
         self._version = 0
-        self._begin(floor=0, clocks={})
-
-    def _begin(self, floor: int, clocks: dict[int, int]) -> None:
         # The newest push seen of each rank. It outlives its worker: a worker that was thought
         # dead and comes back under the same incarnation must not be applied twice.
         self._newest: dict[int, PushId] = {}
@@ -137,9 +134,9 @@ class Machine(ABC):
         # Pushes that the servers hold, in order of arrival; their workers need not even be members.
         self._held: dict[PushId, None] = {}
         # Clocks of the members, and of those a snapshot remembers until they join again.
-        self._clocks = clocks
+        self._clocks: dict[int, int] = {}
         # The slowest active clock, or the last there was; how many active workers are at each.
-        self._floor = floor
+        self._floor = 0
         self._crowd: dict[int, int] = {}
 
     # Events
@@ -162,7 +159,7 @@ class Machine(ABC):
         return dropped + self._settle()
 
     def left(self, worker: int) -> list[Instruction]:
-        """The worker is gone. Its pending push is dropped, and nobody waits for it any more."""
+        """The worker is gone. Its pending push is dropped, and no worker waits for it any more."""
         return self._remove(worker) + self._settle()
 
     def pushed(
@@ -170,7 +167,7 @@ class Machine(ABC):
     ) -> list[Instruction]:
         """A worker has finished a step of an optimizer, which it computed from `read_version`, and waits.
 
-        A push that is `spent` (somebody else was first with its samples) is dropped; its worker has made a
+        A push that is `spent` (another worker was first with its samples) is dropped; its worker has made a
         step all the same.
 
         A push that came before is dropped and its worker admitted, since the first answer may have
@@ -210,13 +207,13 @@ class Machine(ABC):
 
         Members, clocks, version, incarnations and newest pushes stay; this machine is not to be used again.
         Nothing that was accepted is lost: what is pending or held is applied, or stays so under the new
-        mode's rule, and whoever waits goes on as soon as that rule lets it. Applies come before admissions;
-        there may be several.
+        mode's rule. A worker that waits goes on as soon as that rule lets it. Applies come before
+        admissions; there may be several.
 
-        Who is computing is not disturbed. Going into rounds, a push of it from an older version comes late:
-        like all late ones it is dropped (its leases go back) and its worker goes on from the newest. Going
-        under a bound that the clocks exceed, the slowest are lifted as if they had just joined, so that the
-        fastest need not wait for what they were free to do.
+        A worker that is computing is not disturbed. Going into rounds, its push from an older version comes
+        late: like all late ones it is dropped (its leases go back) and its worker goes on from the newest.
+        Going under a bound that the clocks exceed, the slowest are lifted as if they had just joined, so that
+        the fastest need not wait for what they were free to do.
         """
         machine = spec.machine()
         # Rounds that mixed optimizers are counted anew.
@@ -259,9 +256,25 @@ class Machine(ABC):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on from a snapshot, of any mode, without members: they join again."""
-        self._version = snapshot["version"]
         clocks = {int(worker): clock for worker, clock in snapshot["clocks"].items()}
-        self._begin(snapshot["floor"], clocks)
+        self.load_state(
+            MachineState(
+                version=snapshot["version"],
+                newest={},
+                members=set(),
+                active=set(),
+                waiting=set(),
+                tired=set(),
+                pending={},
+                optimizers={},
+                held=[],
+                clocks=clocks,
+                floor=snapshot["floor"],
+                crowd={},
+                mixed=0,
+                last_mix={},
+            )
+        )
 
     def state(self) -> MachineState:
         """All that it knows, shared with the machine: encode it before the machine goes on."""
@@ -310,7 +323,7 @@ class Machine(ABC):
 
     @abstractmethod
     def _settle(self) -> list[Instruction]:
-        """Do what has become possible now that somebody is not waited for any more."""
+        """Do what has become possible now that a worker is not waited for any more."""
 
     @abstractmethod
     def _awaited(self) -> set[int]:
@@ -382,7 +395,7 @@ class Rounds(Machine):
     """bsp and backup: the first pushes of a version, all but `spare`, make the next version.
 
     A push that was computed from an older version comes too late: it is dropped, and its worker
-    goes on from the newest. Without spares nobody can be late who reads when it is told to.
+    goes on from the newest. Without spares a worker that reads when it is told to cannot be late.
 
     An update is of one optimizer. Workers that run the same script step the optimizers in the same order, so
     all pushes of a round are of one. A worker that has just joined may be at another step of that order:
@@ -453,7 +466,7 @@ class Rounds(Machine):
 
 
 class Clocks(Machine):
-    """ssp and asp: every `quorum` pushes are an update; whoever leads by more than `bound` then waits.
+    """ssp and asp: every `quorum` pushes are an update; a worker that leads by more than `bound` waits.
 
     A worker at clock c goes on only if c - (slowest active clock) <= bound (Ho et al., 2013). It does
     not wait for the quorum: the servers hold its push (n-softsync, Zhang et al., 2016), which counts in its
@@ -477,7 +490,7 @@ class Clocks(Machine):
         self._step(push.worker)
         admitted: list[Instruction] = []
         if self._leads(push.worker):
-            # It was not the slowest then, so nobody else is freed by its step.
+            # It was not the slowest then, so no other worker is freed by its step.
             self._waiting.add(push.worker)
         else:
             admitted = self._admit([push.worker, *self._freed()])
@@ -491,7 +504,7 @@ class Clocks(Machine):
         return [Drop(push), *self._admit([push.worker, *self._freed()])]
 
     def _settle(self) -> list[Instruction]:
-        # Who rests once admitted leaves fewer to wait for, so the flush is decided after and comes before.
+        # A worker that rests once admitted leaves fewer to wait for, so admissions are decided first.
         admitted = self._admit(self._freed())
         return [*self._flush(), *admitted]
 
@@ -523,7 +536,7 @@ class Clocks(Machine):
         return [update]
 
     def _lift(self) -> None:
-        """Raise the slowest clock until nobody who computes leads too far, and who waits by one step at most.
+        """Raise the slowest clock until no computing worker leads too far, and no waiting one by over a step.
 
         Joining and waking never wait, so after a restore or a switch the slowest start high enough for
         the fastest to go on.
@@ -551,8 +564,8 @@ class Clocks(Machine):
 class WholeEpochs(Machine):
     """sandblaster: every push is held until the epoch is over, if it is of the present version.
 
-    Nobody waits here: whoever is through with an epoch rests. The lead says when the parameters changed, and
-    with that what is held is spent. A push from before comes too late, and is dropped.
+    No worker waits here: one that is through with an epoch rests. The leader says when the parameters
+    changed, and with that what is held is spent. A push from before comes too late, and is dropped.
     """
 
     def changed(self) -> None:

@@ -93,7 +93,7 @@ class ModeSpec:
 
     @property
     def in_place(self) -> bool:
-        """Whether workers may read the servers' memory: nobody reads while a server writes."""
+        """Whether workers may read the servers' memory: no worker reads while a server writes."""
         return self.spare == 0 and self.payload == "gradient" and self.inner is None
 
     @property
@@ -223,7 +223,7 @@ class ModeSpec:
             )
 
     def scale(self, staleness: int, workers: int) -> float:
-        """The part of its step that a push of this staleness makes, in a run of so many workers.
+        """The part of its step that a push of this staleness makes, in a run of `workers` workers.
 
         Elastic: alpha, which follows the number of workers, since beta = workers * alpha keeps the centre
         stable.

@@ -111,7 +111,7 @@ def not_between_groups(name: str) -> str | None:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The end of a sentence about a word that nobody knows: the word that is closest to it, if any is."""
+    """The end of a sentence about an unknown word: the known word that is closest to it, if any is."""
     near = difflib.get_close_matches(word, words, n=1)
     return f"; did you mean {near[0]}?" if near else "."
 

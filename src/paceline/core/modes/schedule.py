@@ -52,7 +52,7 @@ class Schedule:
         """The mode of the latest turn up to `version`, or None if there is none yet.
 
         Args:
-            since: pass over turns up to this version. Whoever remembers the version at which it last
+            since: pass over turns up to this version. A caller that remembers the version at which it last
                 asked or switched lets a person's or the guard's choice stand until the next turn.
         """
         return next((mode for turn, mode in reversed(self.turns) if since < turn <= version), None)

@@ -103,7 +103,9 @@ class DirectExchange:
         """
         links, lane = self.links, self.links.lane
         phase = lane.enter(Phase.PUSH)
-        ready = self.get_ready()
+        ready = 0
+        if self._unread or self._placements.announced is not None:
+            ready = self.get_ready()
         message = self.numbers.message(kind, body, fetch=fetch, version=self.news.version, ready=ready)
         written = self.payloads.write(kind, message)
         waits = kind is not Kind.PUSH or not self.news.mode.needs_memory
@@ -155,7 +157,7 @@ class DirectExchange:
         """
         if self._unread:
             self.settle()
-        if not self._placements.changes:
+        if self._placements.announced is None:
             return 0
         links = self.links
         for server, address in self._placements.missing_links().items():
@@ -209,7 +211,7 @@ class DirectExchange:
 
     def _take_admits(self, *, fetch: bool) -> None:
         links = self.links
-        if not links.replicated and not self._placements.changes:
+        if not links.replicated and self._placements.announced is None:
             for link in tuple(links.each):
                 self._take_admit(link, fetch=fetch)
             return

@@ -15,7 +15,7 @@ class Placements:
         self._links = links
         self._memory = memory
         self._placement = placement
-        self._next: Placement | None = None
+        self.announced: Placement | None = None
         """A placement to come."""
         self._addresses: dict[int, Address] = {}
         """Where the servers are that are new in it."""
@@ -26,14 +26,9 @@ class Placements:
         self.arrange()
 
     @property
-    def changes(self) -> bool:
-        """Whether another placement is announced."""
-        return self._next is not None
-
-    @property
     def ready(self) -> int:
         """Number of the announced placement if this worker is ready for it, else 0."""
-        return self._ready if self._next is not None else 0
+        return self._ready if self.announced is not None else 0
 
     def answers(self, link: ServerLink) -> bool:
         """Whether a server answers requests: one that is new answers from its first placement on."""
@@ -42,7 +37,7 @@ class Placements:
 
     def arrange(self) -> None:
         """Give every link the slices that are sent over it, by the present placement and the next one."""
-        memory, now, then = self._memory, self._placement, self._next
+        memory, now, then = self._memory, self._placement, self.announced
         for link in self._links.each:
             held = {*now.held(link.server)}
             if then is not None:
@@ -64,13 +59,13 @@ class Placements:
         if "next" in reply:
             placement, addresses = reply["next"]
             self._addresses = {int(rank): Address.from_json(where) for rank, where in addresses.items()}
-            self._next = Placement.from_json(placement)
+            self.announced = Placement.from_json(placement)
 
     def _adopt(self, lead: ServerLink, placement: Placement) -> None:
         links = self._links
         self._placement = placement
-        if self._next is not None and self._next.number <= placement.number:
-            self._next = None
+        if self.announced is not None and self.announced.number <= placement.number:
+            self.announced = None
         links.follow(lead)
         gone = [link for link in links.each if link.server not in placement.servers]
         links.lost = [link for link in links.lost if link not in gone]
@@ -88,13 +83,13 @@ class Placements:
 
     def missing_links(self) -> dict[int, Address]:
         """Servers of the next placement that this worker has no link to. Empty once it is ready."""
-        if self._next is None or self._ready == self._next.number:
+        if self.announced is None or self._ready == self.announced.number:
             return {}
         known = {link.server for link in self._links.each}
         return {rank: where for rank, where in self._addresses.items() if rank not in known}
 
     def become_ready(self) -> None:
         """All new servers are reached: from now on this worker sends what the next placement needs."""
-        if self._next is not None and self._ready != self._next.number:
+        if self.announced is not None and self._ready != self.announced.number:
             self.arrange()
-            self._ready = self._next.number
+            self._ready = self.announced.number

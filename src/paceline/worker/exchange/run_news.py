@@ -50,7 +50,7 @@ class RunNews:
         if fetched or self.mode.payload == "none":  # in that mode the worker reads the newest anyway
             self.version = field(reply, "version", int)
         self.cut_next = "cut" in reply
-        self.hear_save(reply)
+        self._save_due = self._save_due or "save" in reply
         self.hear_mode(reply)
 
     def hear_save(self, reply: Body) -> None:

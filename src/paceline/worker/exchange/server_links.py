@@ -202,11 +202,11 @@ class ServerLinks:
             DeadlineError: the server did not answer in time.
         """
         connection = link.connection
-        until = time.monotonic() + self._patience(link)
+        began = time.monotonic()
         while True:
             try:
                 while connection.keeps and not connection.wait(_PROBE_S):
-                    if time.monotonic() > until:
+                    if time.monotonic() > began + self._patience(link):
                         raise TimeoutError
                     self.send(link, Kind.PROBE, {})
                 frame = connection.receive()

@@ -38,5 +38,5 @@ def make_stepper(
     local_step: Callable[[], Any],
 ) -> Stepper:
     """The stepper that a mode asks for."""
-    kind = FreeStepper if mode.name == "dogwild" else _STEPPERS[mode.payload]
+    kind = FreeStepper if mode.own_threads else _STEPPERS[mode.payload]
     return kind(mode, layout, memory, parameters, optimizer, local_step)

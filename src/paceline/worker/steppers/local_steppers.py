@@ -118,7 +118,7 @@ class ElasticStepper(Stepper):
 
     def _ahead(self) -> dict[nn.Parameter, Tensor]:
         """How far the model stands ahead of the worker's value, parameter by parameter."""
-        if self.mode.name != "eamsgd":
+        if not self.mode.local_nesterov:
             return {}
         found = {}
         for group in self._optimizer.param_groups:

@@ -25,7 +25,7 @@ def served_optimizer(mode: ModeSpec, optimizer: torch.optim.Optimizer) -> torch.
         UsageError: the script's optimizer does not fit the mode.
     """
     mode = mode.inner or mode
-    if mode.name == "eamsgd":
+    if mode.local_nesterov:
         _make_nesterov(optimizer)
     if mode.by_epoch:
         return _lbfgs_settings(mode, optimizer)

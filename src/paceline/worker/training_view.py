@@ -15,10 +15,10 @@ from paceline.worker.run_progress import RunPlace, RunProgress, fraction_done
 from paceline.worker.run_settings import RunSettings
 from paceline.worker.script_state import KeptState
 
-__all__ = ["RunView"]
+__all__ = ["TrainingView"]
 
 
-class RunView:
+class TrainingView:
     """Where the script is, and where the run is as far as this worker knows. Lives as long as the process.
 
     Schedulers follow it: see `ScheduleView`.
