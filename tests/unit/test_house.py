@@ -29,8 +29,7 @@ MOST_LATE_ATTRIBUTES = 2
 # --- what still breaks a rule -----------------------------------------------------------------------
 
 MISSING_FROM_MAP: set[str] = set()
-FILE_NAMES_USED_TWICE = {
-}
+FILE_NAMES_USED_TWICE: set[str] = set()
 CLASS_NAMES_USED_TWICE: set[str] = set()
 LONG_FILES = {
     "ps/leader.py",
