@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.core.decider import Lead
+from paceline.core.decider import Decider
+from paceline.core.events import Answered, Event, event_from_json
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.modes.lbfgs import num_answers
+from paceline.core.rulings import Ruling
 from paceline.core.steps import steps_to_json
 from paceline.exceptions import PacelineError
-from tests.deciding import replay
+from tests.deciding import said
 
 RECORD = Path(__file__).parent / "traces.json"
 
@@ -85,30 +87,38 @@ class Subject:
         **more: Any,
     ) -> None:
         spec = parse_mode(mode or name)
-        self.lead = Lead(spec, norm_bound=50, schedule=parse_schedule(spec, schedule), **more)
+        self.lead = Decider(spec, norm_bound=50, schedule=parse_schedule(spec, schedule), **more)
+        book = None
         if samples:
-            self.lead.book = LeaseBook(
+            book = LeaseBook(
                 samples=samples, batch_size=4, drop_last=False, by_round=spec.by_round, copies=spec.copies
             )
-        self.lead.several_optimizers = optimizers > 1
+        self.lead.begin(book, optimizers, None)
         self.optimizers = optimizers
+        self.news: list[str] = []
+        self.sick: list[int] = []
 
     def tell(self, event: list[Any]) -> Any:
         """What follows from an event: steps, or whom to answer what, as JSON."""
-        said = replay(self.lead, event)
-        return None if not said and event[0] in _SILENT else plain(said)
+        happened = event_from_json(event)
+        found = said(happened, self.decide(happened))
+        return None if not found and event[0] in _SILENT else plain(found)
+
+    def decide(self, event: Event) -> Ruling:
+        ruling = self.lead.decide(event)
+        self.news, self.sick = [*ruling.news], [*ruling.sick]
+        return ruling
 
     def answered(self, parts: list[list[float]]) -> Any:
         """All servers have answered an `ask`."""
-        return plain(steps_to_json(self.lead.answered(parts)))
+        return plain(steps_to_json(self.decide(Answered(tuple(map(tuple, parts)))).steps))
 
     def facts(self) -> list[Any]:
         """What else is to be the same."""
         lead, totals = self.lead, self.lead.totals
         counts = [totals.samples, totals.pushes, totals.dropped, totals.refused, totals.skipped]
-        facts = [lead.version, lead.epoch, counts, plain(lead.news), plain(lead.sick), lead.ballot.reason]
-        lead.news.clear()
-        lead.sick.clear()
+        facts = [lead.version, lead.epoch, counts, self.news, self.sick, lead.ballot.reason]
+        self.news, self.sick = [], []
         return facts
 
 
@@ -132,19 +142,19 @@ class History:
     def tell(self, *event: Any) -> Any:
         sent = json.loads(json.dumps([*event]))
         try:
-            said = self.subject.tell(sent)
+            found = self.subject.tell(sent)
         except PacelineError as error:
-            said = {"error": str(error)}
-        self.lines.append(json.dumps([sent, said, self.subject.facts()], allow_nan=False))
-        self.answer_asks(said)
-        return said
+            found = {"error": str(error)}
+        self.lines.append(json.dumps([sent, found, self.subject.facts()], allow_nan=False))
+        self.answer_asks(found)
+        return found
 
-    def answer_asks(self, said: Any) -> None:
-        for step in steps_in(said):
+    def answer_asks(self, found: Any) -> None:
+        for step in steps_in(found):
             if step[0] == "ask":
                 parts = [[self.rng.uniform(0.1, 1) for _ in range(num_answers(step[1]))] for _ in range(2)]
-                said = self.subject.answered(parts)
-                self.lines.append(json.dumps([parts, said, self.subject.facts()], allow_nan=False))
+                found = self.subject.answered(parts)
+                self.lines.append(json.dumps([parts, found, self.subject.facts()], allow_nan=False))
 
     def settle(self) -> None:
         """What a server does after every message."""
@@ -217,9 +227,9 @@ class History:
             self.tell("assign", worker, incarnation, self.sequences[worker])
         elif not self.leases[worker] and (lead.book is not None or rng.random() < 0.1):
             wait = rng.random() < 0.7
-            said = self.tell("take", worker, lead.epoch, 2, wait, number)
-            if isinstance(said, list):
-                self.leases[worker] = [lease[0] for lease in said[0] or ()]
+            found = self.tell("take", worker, lead.epoch, 2, wait, number)
+            if isinstance(found, list):
+                self.leases[worker] = [lease[0] for lease in found[0] or ()]
         else:
             self.push(worker, incarnation)
 
@@ -237,13 +247,13 @@ class History:
         self.tell("push", worker, incarnation, self.sequences[worker], *facts)
 
 
-def steps_in(said: Any) -> list[Any]:
+def steps_in(found: Any) -> list[Any]:
     """The steps in what follows from an event."""
-    if not isinstance(said, list):
+    if not isinstance(found, list):
         return []
-    if said and isinstance(said[0], str):
-        return [said]
-    return [step for each in said for step in steps_in(each)]
+    if found and isinstance(found[0], str):
+        return [found]
+    return [step for each in found for step in steps_in(each)]
 
 
 def trace(name: str, seed: int) -> Iterator[str]:

@@ -11,8 +11,7 @@ from paceline.core.ballot import Ballot
 from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
-from paceline.ps.standby import lead_from_json, lead_to_json
-from tests.deciding import JsonDecider, replay
+from tests.deciding import JsonDecider, copied, replay
 
 
 def settled(ballot: Ballot, members=(0, 1), busy=(), *, together=True) -> list[tuple[int, bool]]:
@@ -237,7 +236,7 @@ def test_a_follower_knows_the_votes_and_decides_the_same():
     for rank in (0, 1):
         lead.join(rank, 0)
     replay(lead, ["vote", 0, 1, "any", True])
-    other = lead_from_json(json.loads(json.dumps(lead_to_json(lead.decider))))
+    other = copied(lead.decider)
     for each in (lead, other):
         assert each.verdicts() == []
         replay(each, ["vote", 1, 1, "any", False])

@@ -1,6 +1,5 @@
 """Small collectives: the same answer to all that call together, and nobody waits for ever."""
 
-import json
 import math
 
 import pytest
@@ -10,13 +9,12 @@ from hypothesis import strategies as st
 
 import paceline
 from paceline.core.collective_calls import CollectiveCalls
-from paceline.core.events import Push
+from paceline.core.events import Answers, Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import UsageError
-from paceline.ps.standby import lead_from_json, lead_to_json
 from paceline.worker.gathered_values import MOST_BYTES, from_text, mean_of, to_text
-from tests.deciding import JsonDecider, replay
+from tests.deciding import JsonDecider, copied, replay
 
 # --- the state machine ------------------------------------------------------------------------------
 
@@ -176,7 +174,7 @@ def test_workers_that_run_the_same_script_always_get_all_values(order):
     assert calls.left_out == []
 
 
-# --- in a Lead --------------------------------------------------------------------------------------
+# --- in a decider --------------------------------------------------------------------------------------
 
 
 def lead_of(mode: str) -> JsonDecider:
@@ -192,8 +190,9 @@ def test_in_bsp_one_that_waits_for_the_callers_step_is_not_waited_for():
     replay(lead, ["call", 0, 1, "gather() at train.py:9", "v0"])
     assert replay(lead, ["answers"]) == [] and lead.awaited_callers == {1}
     lead.push(Push(PushId(1, 0, 0), 0, 2, (), False))
-    assert replay(lead, ["answers"]) == [0]
-    assert "gather() at train.py:9 was answered without worker:1" in lead.news[0]
+    ruling = lead.decide(Answers())
+    assert [reply.worker for reply in ruling.replies] == [0]
+    assert "gather() at train.py:9 was answered without worker:1" in ruling.news[0]
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
@@ -221,7 +220,7 @@ def test_one_that_replaces_another_is_waited_for_after_its_first_step():
 def test_a_lead_that_takes_over_knows_who_called():
     lead = lead_of("bsp")
     replay(lead, ["call", 0, 1, "x", "v0"])
-    other = lead_from_json(json.loads(json.dumps(lead_to_json(lead.decider))))
+    other = copied(lead.decider)
     replay(other, ["call", 1, 1, "x", "v1"])
     assert replay(other, ["answers"]) == [0, 1]
     assert other.collectives.answer_to(0, 1) == ["v0", "v1"]

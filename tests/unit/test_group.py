@@ -260,7 +260,7 @@ def test_strangers_do_not_join_a_group() -> None:
 def test_the_mean_is_the_servers_mean_to_the_bit(weights: list[float]) -> None:
     from types import SimpleNamespace
 
-    from paceline.ps.shard import Contribution, _sum_into
+    from paceline.ps.contributions import Contribution, sum_into
 
     parts = [torch.randn(5000, generator=torch.Generator().manual_seed(k)) for k in range(len(weights))]
     theirs = torch.empty(5000)
@@ -268,6 +268,6 @@ def test_the_mean_is_the_servers_mean_to_the_bit(weights: list[float]) -> None:
         Contribution(k, SimpleNamespace(flat=[part]), weight)  # type: ignore[arg-type]
         for k, (part, weight) in enumerate(zip(parts, weights, strict=True))
     ]
-    _sum_into(theirs, 0, given_)
+    sum_into(theirs, 0, given_)
     weighted_mean(parts[0], parts, weights)
     assert torch.equal(parts[0], theirs)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.decider import QUARANTINE
 from paceline.core.events import Push
+from paceline.core.health import QUARANTINE
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.exceptions import PlanError
@@ -498,21 +498,21 @@ def test_nobody_falls_behind_by_more_than_an_epoch_also_when_the_mode_changes():
 
 def test_workers_that_draw_different_orders_are_named_and_so_is_the_sampler():
     lead = lead_of("asp", workers=3)
-    lead.order(0, 0, "abc", "Mine")
-    lead.order(1, 0, "abc", "Mine")
-    lead.order(1, 1, "def", "Mine")  # it is ahead
+    replay(lead, ["order", 0, 0, "abc", "Mine"])
+    replay(lead, ["order", 1, 0, "abc", "Mine"])
+    replay(lead, ["order", 1, 1, "def", "Mine"])  # it is ahead
     with pytest.raises(PlanError, match=r"worker:2 draws another order .* epoch 1 than worker:0 did, .*Mine"):
-        lead.order(2, 0, "other", "Mine")
+        replay(lead, ["order", 2, 0, "other", "Mine"])
 
 
 def test_a_resumed_run_draws_the_order_that_it_had():
     lead = lead_of("asp")
-    lead.order(0, 0, "abc", "Mine")
+    replay(lead, ["order", 0, 0, "abc", "Mine"])
     again = lead_of("asp")
     again.restore(lead.snapshot())
-    again.order(1, 0, "abc", "Mine")
+    replay(again, ["order", 1, 0, "abc", "Mine"])
     with pytest.raises(PlanError, match="than the run did before it was resumed"):
-        again.order(0, 0, "other", "Mine")
+        replay(again, ["order", 0, 0, "other", "Mine"])
 
 
 # --- elastic modes ------------------------------------------------------------------------------------
@@ -596,7 +596,7 @@ def test_nan_of_several_workers_at_a_time_is_the_models_fault():
 def test_nan_that_servers_find_in_pushes_of_several_workers_is_the_models_fault():
     alone, several = refused_in_turn("...."), refused_in_turn("....")
     for _ in range(QUARANTINE):
-        alone.spoiled(2)
+        alone.pushes.spoiled(2, alone.machine.members)
         for worker in range(3):
-            several.spoiled(worker)
+            several.pushes.spoiled(worker, several.machine.members)
     assert (alone.sick, several.sick) == ([2], [])

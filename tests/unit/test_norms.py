@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.decider import QUARANTINE
 from paceline.core.events import Push
+from paceline.core.health import QUARANTINE
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.norms import LEAST, WINDOW, NormBound, SliceNorms

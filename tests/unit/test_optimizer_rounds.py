@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.core.decider import OUT_OF_STEP, OutOfStep
 from paceline.core.events import Push
 from paceline.core.modes import Admit, Apply, PushId, Rounds
 from paceline.core.modes.parsing import parse_mode
+from paceline.core.out_of_step import OUT_OF_STEP, OutOfStep
 from paceline.exceptions import FrameError
 from paceline.params import OptimizerSpec, StateBook, describe
 from paceline.ps.shard import Contribution, Gradients, Shard
-from paceline.ps.standby import lead_from_json, lead_to_json
 from paceline.worker.prepared import Models
-from tests.deciding import JsonDecider
+from tests.deciding import JsonDecider, copied
 
 
 def push(worker: int, sequence: int = 0) -> PushId:
@@ -130,7 +129,7 @@ def test_what_norm_is_usual_is_known_of_each_optimizer():
 def test_a_follower_knows_what_is_pending_for_which_optimizer():
     order = lead()
     order.push(Push(push(0), 0, 4, (), False, optimizer=1))
-    other = lead_from_json(lead_to_json(order.decider))
+    other = copied(order.decider)
     last = Push(push(1), 0, 4, (), False, optimizer=1)
     assert other.push(last) == order.decider.push(last)
     assert other.machine.version == 1

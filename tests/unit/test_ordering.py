@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from paceline.core.decider import Lead
+from paceline.core.decider import Decider
 from paceline.core.events import Leave
 from paceline.core.leases import Lease
 from paceline.core.steps import Steps
+from paceline.core.totals import Applied
 from paceline.observe.thinning import Thinning
-from paceline.ps.ordering import Ordering, append_pushes, open_pushes
+from paceline.ps.ordering import Ordering
 from paceline.ps.peers import WorkerPeer
+from paceline.ps.push_record import PushRecord, open_pushes
 from tests.deciding import replay
 from tests.unit.test_lead import Worker, lead_of
 
@@ -20,12 +22,13 @@ ALL = Thinning(1_000)
 
 
 class Server(Ordering):
-    """Orders for a Lead with worker 0, which holds every lease, and worker 1, which waits for some."""
+    """Orders for a decider with worker 0, which holds every lease, and worker 1, which waits for some."""
 
-    def __init__(self, lead: Lead) -> None:
-        self.config: Any = SimpleNamespace(replicas=1, records_mb=1)
+    def __init__(self, lead: Decider) -> None:
+        self.config: Any = SimpleNamespace(replicas=1, records_mb=1, clip_norm=None)
         self._begin_ordering(lead, adoption=None, gate=None)  # type: ignore[arg-type]
-        self._peers: Any = {1: 1}
+        self._executor: Any = SimpleNamespace(peers={1: 1})
+        self._record: Any = SimpleNamespace(pending=[])
         self.granted: list[int] = []
 
     def _order(self, steps: Steps) -> None:
@@ -35,7 +38,7 @@ class Server(Ordering):
         self.granted.append(sum(lease.samples for lease in leases))
 
 
-def parked() -> Lead:
+def parked() -> Decider:
     lead = lead_of("asp", samples=4).decider
     replay(lead, ["take", 0, 0, 8, False, 1])
     leases, _ = replay(lead, ["take", 1, 0, 8, True, 5])
@@ -55,7 +58,7 @@ def test_who_asked_the_lead_before_is_answered_when_it_asks_again() -> None:
     server = Server(parked())
     server._act(server._do(Leave(0, 0, False)).steps)
     assert server.granted == []
-    number, leases, _ = server._lead.grants[1]
+    number, leases, _ = server._decider.roster.grants[1]
     assert number == 5 and sum(lease.samples for lease in leases) == 4
 
 
@@ -73,9 +76,11 @@ def test_a_lead_in_another_ones_place_goes_on_with_its_record(
     record = tmp_path / "pushes.csv"
     with open_pushes(record, 0, ALL) as file:
         file.write(b"".join(b"%d,row\n" % (i + 1) for i in range(written)) + torn)
-    with append_pushes(record, lead, ALL) as file:
-        kept = min(written, 4)
-        assert len(lead.applied) == 4 - kept
+    taken = PushRecord.take_over(record, 4, lead.pushes.applied, ALL)
+    kept = min(written, 4)
+    assert len(taken.pending) == 4 - kept
+    taken.close()
+    with record.open("ab") as file:
         file.write(b"next\n")
     rows = record.read_text().splitlines()[1:]
     assert rows == [*(f"{i + 1},row" for i in range(kept)), "next"]
@@ -87,29 +92,29 @@ def test_a_lead_goes_on_with_a_thinned_record_as_if_it_had_written_all_of_it(
 ) -> None:
     """The one before wrote its first `told` pushes; this one knows the last 20 of 30."""
 
-    def push(server: Server, count: int) -> None:
-        worker = Worker(server._lead, 0)
-        worker.sequence = server._lead.totals.pushes
+    def push(lead: Decider, count: int) -> list[Applied]:
+        worker = Worker(lead, 0)  # type: ignore[arg-type]
+        worker.sequence = lead.totals.pushes
+        lead.pushes.applied.clear()
         for _ in range(count):
             worker.take()
             worker.push()
+        return [*lead.pushes.applied]
 
     few = Thinning(12)
 
     def write(path: Path, *, first: int, remembered: int) -> list[str]:
-        server = Server(lead_of("asp", samples=400, workers=1).decider)
-        server._thinning = few
-        server._pushes = open_pushes(path, 0, few)
-        push(server, first)
-        server._write_pushes()
-        server._lead.applied.clear()
-        push(server, 30 - first)
+        lead = lead_of("asp", samples=400, workers=1).decider
+        record = PushRecord.begin(path, 0, few)
+        early = push(lead, first)
+        record.pending += early
+        record.write(lead.totals.pushes)
+        late = push(lead, 30 - first)
         if first < 30:
-            server._pushes.close()
-            del server._lead.applied[:-remembered]
-            server._pushes = append_pushes(path, server._lead, few)
-        server._write_pushes()
-        server._pushes.close()
+            record.close()
+            record = PushRecord.take_over(path, 30, late[-remembered:], few)
+        record.write(lead.totals.pushes)
+        record.close()
         return path.read_text().splitlines()[1:]
 
     whole = write(tmp_path / "a.csv", first=30, remembered=30)

@@ -24,7 +24,7 @@ from paceline.observe.record.tables import (
 )
 from paceline.observe.record.thinning import Thinning
 from paceline.plan import Job
-from paceline.ps.ordering import open_pushes
+from paceline.ps.push_record import open_pushes
 
 NOW = 1_794_746_394 * 10**9
 

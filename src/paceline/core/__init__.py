@@ -9,8 +9,20 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `events.py`     everything that changes what the decider knows, as types.
 * `steps.py`      everything that servers execute, as types.
 * `codec.py`      Codec: steps and events as JSON, checked when they are read.
-* `decider.py`    Lead: turns what workers do into the run's one order of steps.
-* `rows.py`       Rows: the leases of a group of workers, of which every member reads its part.
+* `decider.py`    Decider: turns what workers do into the run's one order of steps. Its parts:
+* `decider_state.py`  DeciderState: all that it knows, as JSON, for a follower that joins later.
+* `pushes.py`     Pushes: pushes on their way, and what becomes of each.
+* `roster.py`     Roster: the processes that are attached as workers, and their last requests.
+* `readers.py`    Readers: how far each worker is in the run's epochs; workers that wait for leases.
+* `health.py`     Health: workers whose gradients are not finite again and again.
+* `sampler_orders.py`  SamplerOrders: all workers draw the same order of an epoch's samples.
+* `totals.py`     Totals: the counts of a run; Applied: the record of a push.
+* `out_of_step.py` OutOfStep: workers that step the run's optimizers in different orders.
+* `rulings.py`    Ruling: all that follows from an event.
+* `state.py`      StateCodec: state as JSON, checked when it is read.
+* `sequencer.py`  Sequencer: steps that wait for the second half of an update; OrderLog: catching up.
+* `placement_changes.py`  PlacementChanges: servers that come and go, and the placement that follows.
+* `rows.py`       Rows, Groups: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
 * `fates.py`      Fates: which pushes were applied, for workers that compress with error feedback.
 * `descent.py`    Descent: sandblaster's sum of an epoch, and the iteration at its end.

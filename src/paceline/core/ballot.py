@@ -10,10 +10,11 @@ Where workers go on together (rounds), they ask together: nobody is answered bef
 waits for something else (for the next round, for leases), so all that ask get the same answer at the same
 step. Without rounds a worker is answered at once. A decision is final, and every later call is told of it.
 
-No sockets, no clock: the Lead owns it, and followers replay the same events.
+No sockets, no clock: the decider owns it, and followers replay the same events.
 """
 
 from collections.abc import Set
+from dataclasses import dataclass, field
 
 __all__ = ["WHO", "Ballot"]
 
@@ -21,45 +22,40 @@ WHO = ("any", "all", "main")
 """Whose condition counts."""
 
 
+@dataclass
 class Ballot:
     """The votes of a run. One owner."""
 
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        """Why the run ends early; None while it goes on."""
-        self._votes: dict[int, tuple[int, str, bool]] = {}
-        """The last vote of each member: its number, whose condition counts, and the condition."""
-        self._waiting: set[int] = set()
-        """Workers that have not been answered."""
-        self._answers: dict[int, tuple[int, bool]] = {}
-        """The last answer to each member, and the number of the vote that it answered."""
+    reason: str | None = None
+    """Why the run ends early; None while it goes on."""
+    votes: dict[int, tuple[int, str, bool]] = field(default_factory=dict)
+    """The last vote of each member: its number, whose condition counts, and the condition."""
+    voters: set[int] = field(default_factory=set)
+    """Workers that wait for an answer."""
+    answers: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """The last answer to each member, and the number of the vote that it answered."""
 
     @property
     def waiting(self) -> bool:
         """Whether a worker waits for an answer."""
-        return bool(self._waiting)
-
-    @property
-    def voters(self) -> Set[int]:
-        """Workers that wait for an answer."""
-        return self._waiting
+        return bool(self.voters)
 
     def forget(self, worker: int) -> None:
         """The worker left, or another process joins in its place."""
-        self._votes.pop(worker, None)
-        self._answers.pop(worker, None)
-        self._waiting.discard(worker)
+        self.votes.pop(worker, None)
+        self.answers.pop(worker, None)
+        self.voters.discard(worker)
 
     def vote(self, worker: int, number: int, who: str, wants: bool) -> None:
         """A worker asks. A vote that was counted before (its answer was lost) changes nothing."""
-        if worker in self._votes and number <= self._votes[worker][0]:
+        if worker in self.votes and number <= self.votes[worker][0]:
             return
-        self._votes[worker] = (number, who, wants)
-        self._waiting.add(worker)
+        self.votes[worker] = (number, who, wants)
+        self.voters.add(worker)
 
     def answer_to(self, worker: int, number: int) -> bool | None:
         """What was answered to this vote; None if it was not answered yet."""
-        answered, stop = self._answers.get(worker, (0, False))
+        answered, stop = self.answers.get(worker, (0, False))
         return stop if answered == number else None
 
     def stop(self, reason: str) -> None:
@@ -72,7 +68,7 @@ class Ballot:
         Args:
             busy: members that wait for something else, which may need those who ask here.
         """
-        return set(members - self._waiting - busy) if self._waiting and self.reason is None else set()
+        return set(members - self.voters - busy) if self.voters and self.reason is None else set()
 
     def settle(self, members: Set[int], busy: Set[int], *, together: bool) -> list[tuple[int, bool]]:
         """The answers that are possible now: (worker, whether the run ends), by rank.
@@ -80,24 +76,24 @@ class Ballot:
         Args:
             together: nobody is answered before all members have asked, but for the `busy` ones.
         """
-        if not self._waiting or (together and self.awaited(members, busy)):
+        if not self.voters or (together and self.awaited(members, busy)):
             return []
         if self.reason is None:
             self.reason = self._decision(members)
-        answers = [(worker, self.reason is not None) for worker in sorted(self._waiting)]
-        self._waiting.clear()
+        answers = [(worker, self.reason is not None) for worker in sorted(self.voters)]
+        self.voters.clear()
         for worker, stop in answers:
-            self._answers[worker] = (self._votes[worker][0], stop)
+            self.answers[worker] = (self.votes[worker][0], stop)
         return answers
 
     def _decision(self, members: Set[int]) -> str | None:
         asked = "condition in paceline.should_stop() was true"
         main = min(members, default=0)
-        for worker in sorted(self._waiting):
-            _, who, wants = self._votes[worker]
+        for worker in sorted(self.voters):
+            _, who, wants = self.votes[worker]
             if wants and (who == "any" or (who == "main" and worker == main)):
                 return f"worker:{worker}'s {asked}"
-        votes = [self._votes.get(worker, (0, "", False)) for worker in members]
+        votes = [self.votes.get(worker, (0, "", False)) for worker in members]
         if votes and all(who == "all" and wants for _, who, wants in votes):
             return f"every worker's {asked}"
         return None

@@ -1,52 +1,23 @@
-"""The brain of server 0: mode machine, lease book, and the run's one order of instructions.
+"""The brain of the leader: mode machine, lease book, and the run's one order of instructions.
 
 Events in (`events.py`), steps (`steps.py`) and replies to workers out. Server 0 executes the steps and
-forwards them, in order, to the other servers.
-
-No sockets, no torch, no clock: tests drive it directly.
+forwards them, in order, to the other servers. No sockets, no torch, no clock.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, assert_never
+from typing import Any, assert_never
 
+from paceline.core import events
 from paceline.core.ballot import Ballot
 from paceline.core.collective_calls import CollectiveCalls
+from paceline.core.decider_state import DeciderState
 from paceline.core.descent import Descent
-from paceline.core.events import (
-    Answers,
-    Assign,
-    Call,
-    Carry,
-    Count,
-    Dismiss,
-    DrawOrder,
-    Event,
-    GiveBack,
-    Granted,
-    Heard,
-    Join,
-    Leave,
-    Load,
-    Push,
-    Refuse,
-    Skip,
-    Spoiled,
-    StopEarly,
-    Switch,
-    Take,
-    Verdicts,
-    Vote,
-)
-from paceline.core.fates import Fates
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import (
     Admit,
     Apply,
     Clocks,
-    Drop,
-    Hold,
     Instruction,
     ModeSpec,
     PushId,
@@ -56,107 +27,23 @@ from paceline.core.modes import (
     parse_mode,
 )
 from paceline.core.modes.lbfgs import Answer, Lbfgs
-from paceline.core.norms import NormBound
-from paceline.core.rows import Rows
-from paceline.core.steps import (
-    AddStep,
-    AdmitStep,
-    ApplyStep,
-    AssignStep,
-    DropStep,
-    HoldStep,
-    LeaveStep,
-    LoadStep,
-    ModeStep,
-    ReduceStep,
-    Step,
-    Steps,
-    WeightedPush,
-)
-from paceline.exceptions import PacelineError, PlanError
+from paceline.core.out_of_step import check_in_step
+from paceline.core.pushes import Pushes, Terms
+from paceline.core.readers import Readers
+from paceline.core.roster import Roster
+from paceline.core.rows import Groups
+from paceline.core.rulings import CallAnswer, LeaseGrant, Reply, Ruling, Verdict
+from paceline.core.sampler_orders import SamplerOrders
+from paceline.core.steps import AdmitStep, AssignStep, DropStep, LeaveStep, LoadStep, ModeStep, Steps
+from paceline.core.totals import Totals
 
-__all__ = ["Applied", "CallAnswer", "Lead", "LeaseGrant", "OutOfStep", "Reply", "Ruling", "Totals", "Verdict"]
+__all__ = ["Decider"]
 
 _SMALLER, _LARGER = 0.8, 1.1
-"""How the batches of a worker change whom others wait for, or who waits: quickly down, and carefully up."""
-
-OUT_OF_STEP = 256
-"""Rounds in a row in which workers stepped different optimizers: they do not run the same loop."""
-
-QUARANTINE = 5
-"""So many pushes in a row that are not finite, while others' are: the worker is replaced."""
-_WITH_OTHERS, _OF_LAST = 2, 10
-"""Another worker of whose last pushes so many were not finite either: it is the model's fault, not theirs."""
+"""Factors of the batches of a straggler, and of a worker that waits: quickly down, and carefully up."""
 
 
-class OutOfStep(PacelineError):
-    """In a mode with rounds, workers step the run's optimizers in different orders."""
-
-
-class LeaseGrant(NamedTuple):
-    """The answer to a worker that asked for leases."""
-
-    worker: int
-    leases: tuple[Lease, ...]
-    over: bool
-    """Whether there are no more of its epoch."""
-
-
-class Verdict(NamedTuple):
-    """The answer to a worker that asked whether the run ends early."""
-
-    worker: int
-    stop: bool
-
-
-class CallAnswer(NamedTuple):
-    """A worker that called a collective is answered."""
-
-    worker: int
-
-
-Reply = LeaseGrant | Verdict | CallAnswer
-
-
-class Ruling(NamedTuple):
-    """All that follows from an event: steps of the order, then replies to workers."""
-
-    steps: Steps
-    replies: Sequence[Reply] = ()
-
-
-class Applied(NamedTuple):
-    """The record kept of every applied push."""
-
-    version: int
-    push: Push
-
-    @property
-    def staleness(self) -> int:
-        return self.version - self.push.read_version
-
-
-@dataclass
-class Totals:
-    """Counts of a run."""
-
-    samples: int = 0
-    pushes: int = 0
-    dropped: int = 0
-    dropped_of: Counter[int] = field(default_factory=Counter)
-    """The same by worker."""
-    refused: int = 0
-    skipped: int = 0
-    """Samples that scripts read and made no step with."""
-    staleness: Counter[int] = field(default_factory=Counter)
-
-    def drop(self, worker: int) -> None:
-        """A push of this worker is not applied."""
-        self.dropped += 1
-        self.dropped_of[worker] += 1
-
-
-class Lead:
+class Decider:
     """Turns what workers do into the run's order.
 
     Args:
@@ -179,82 +66,45 @@ class Lead:
         max_samples: int | None = None,
     ) -> None:
         self.mode = mode
-        self._schedule = schedule or Schedule(mode)
-        self._scheduled = 0
-        self._next_mode: ModeSpec | None = None
         self.machine = mode.machine()
         self.book: LeaseBook | None = None
         self.descent = Descent(Lbfgs(history=mode.history)) if mode.by_epoch else None
-        """Sandblaster's minimisation: whoever knows the script's settings puts another one here."""
+        """Sandblaster's minimisation."""
+        self.several_optimizers = False
+        """Whether a batch may have several steps, of which the first accounts for its samples."""
         self.ballot = Ballot()
         """Whether the run ends early."""
         self.collectives = CollectiveCalls()
         """What workers give each other."""
-        self.several_optimizers = False
-        """Whether a batch may have several steps, of which the first accounts for its samples."""
+        self.pushes = Pushes(clip_norm=clip_norm, norm_bound=norm_bound)
+        self.roster = Roster()
+        self.readers = Readers()
+        self.groups = Groups(groups)
+        """Workers in groups: the root of each stands for it in the machine and in the book."""
+        self.news: list[str] = []
+        """What the user should read of the last event; to be cleared."""
+        self._orders = SamplerOrders()
+        self._assigns: dict[int, PushId] = {}
+        self._schedule = schedule or Schedule(mode)
+        self._scheduled = 0
+        self._next_mode: ModeSpec | None = None
         self._max_updates = max_updates
         self._max_samples = max_samples
-        self.news: list[str] = []
-        """What the user should read; to be cleared."""
-        self.totals = Totals()
-        self.applied: list[Applied] = []
-        """Records since the server last took them."""
-        self.sick: list[int] = []
-        """Workers whose gradients, and only theirs, are not finite again and again; to be cleared."""
-        self._refusals: Counter[int] = Counter()
-        """Pushes in a row that were not finite, by worker."""
-        self._finite_lately: dict[int, deque[bool]] = {}
-        """Of workers with pushes that were not finite: whether their last ones were."""
-        self._applied_of: Counter[int] = Counter()
-        self._spoiled: dict[int, tuple[int, int]] = {}
-        """Pushes in a row in which servers found what their worker did not: how many, up to which push."""
-        self._others_well: set[int] = set()
-        """Workers with such pushes, since when another one had a finite push applied."""
-        self._clip_norm = clip_norm
-        self._norm_bound = norm_bound
-        self._norms: dict[int, NormBound] = {}
-        """What is usual in the pushes of each optimizer, if the run has a bound on norms."""
-        self.refused_norm: tuple[float, float] | None = None
-        """The norm of the last push, if it was refused for that, and the usual one."""
-        self._left_out: set[PushId] = set()
-        """Pushes that are not applied though workers and servers think them sound: their norm is absurd, or
-        somebody else was first with their samples."""
-        self.fates = Fates()
-        self._pushes: dict[PushId, Push] = {}
-        self._keeping: set[int] = set()
-        """Workers whose last push wanted no parameters back."""
-        self._held: set[PushId] = set()
-        self._parked: dict[int, int] = {}
-        self._streamed = 0
-        self._assigns: dict[int, PushId] = {}
-        # Clock and last epoch of those whose script ended in order; the epochs of the others.
-        self._finished: dict[int, tuple[int, int]] = {}
-        self._noted: set[int] = set()
-        """Those of them of whose end `news` has told."""
-        self._entered: dict[int, int] = {}
-        self._looking: dict[int, int] = {}
-        """Workers that have taken leases of an epoch after others ended their script, and made no step since:
-        a script may look at a batch when its training is over."""
-        self._told_over: dict[int, int] = {}
-        self._orders: dict[int, tuple[str, int]] = {}
-        """Of the present epoch and later ones: the order's fingerprint, and the worker that drew it first."""
-        self._late: set[int] = set()
-        """Workers that were behind when the mode changed."""
-        self._incarnations: dict[int, int] = {}
-        self._team: set[int] = set()
-        """Workers (of groups: the roots) that the run trains with: also those that have ended their script or
-        are being replaced, but not those that were told to leave. EASGD and ConSGD scale by their number."""
-        self._loads: dict[int, int] = {}
-        """The number of each worker's last optimizer state that is in the order."""
-        self.requests: dict[int, int] = {}
-        """The number of each worker's last request, where requests are numbered."""
-        self.takes: dict[int, int] = {}
-        self.grants: dict[int, tuple[int, tuple[Lease, ...], bool]] = {}
-        """Of each worker's last request for leases: its number, and what was answered to which."""
-        # Workers in groups: the root of each stands for it in the machine and in the book.
-        self._rows = {worker: rows for rows in map(Rows, groups) for worker in rows.members}
 
-    def decide(self, event: Event) -> Ruling:
+    def begin(self, book: LeaseBook | None, optimizers: int, descent: Descent | None) -> None:
+        """The run has a model. Called once, before any worker joins.
+
+        Args:
+            book: of the script's loader; None if it has none, or one without an end.
+            optimizers: number of optimizers that the script has.
+            descent: sandblaster's, with the script's settings.
+        """
+        self.book = book
+        self.several_optimizers = optimizers > 1
+        if descent is not None:
+            self.descent = descent
+
+    def decide(self, event: events.Event) -> Ruling:
         """Let this event happen. Another decider that is told the same events knows and decides the same.
 
         Raises:
@@ -262,85 +112,89 @@ class Lead:
             PlanError: workers draw different orders of an epoch's samples.
         """
         steps: Steps = []
+        replies: Sequence[Reply] = ()
         match event:
-            case Push():
+            case events.Push():
                 steps = self.push(event)
-            case Take(worker, epoch, limit, wait, number):
-                self.takes[worker] = number
+            case events.Take(worker, epoch, limit, wait, number):
+                self.roster.takes[worker] = number
                 leases, steps = self.take(worker, epoch, limit, wait=wait)
                 if leases is not None:
-                    return Ruling(steps, (LeaseGrant(worker, leases, self.over(epoch)),))
-            case Granted(limit):
-                grants, steps = self.granted(limit)
-                return Ruling(steps, grants)
-            case Heard(worker, number):
-                self.requests[worker] = number
-            case Join(worker, incarnation):
+                    replies = (LeaseGrant(worker, leases, self.over(epoch)),)
+            case events.Granted(limit):
+                replies, steps = self.granted(limit)
+            case events.Heard(worker, number):
+                self.roster.requests[worker] = number
+            case events.Join(worker, incarnation):
                 steps = self.join(worker, incarnation)
-            case Leave(worker, incarnation, finished):
+            case events.Leave(worker, incarnation, finished):
                 steps = self.leave(worker, incarnation, finished=finished)
-            case Dismiss(worker):
-                self.retire(worker)
-            case Assign(push):
+            case events.Dismiss(worker):
+                self.roster.team.discard(worker)
+            case events.Assign(push):
                 steps = self.assign(push)
-            case Load(worker, incarnation, number):
+            case events.Load(worker, incarnation, number):
                 steps = self.load(worker, incarnation, number)
-            case Switch(mode):
+            case events.Switch(mode):
                 steps = self.switch(parse_mode(mode))
-            case Vote(worker, number, who, wants):
+            case events.Vote(worker, number, who, wants):
                 self.ballot.vote(worker, number, who, wants)
-            case Verdicts():
-                return Ruling([], [Verdict(worker, stop) for worker, stop in self.verdicts()])
-            case StopEarly(reason):
+            case events.Verdicts():
+                replies = [Verdict(worker, stop) for worker, stop in self.verdicts()]
+            case events.StopEarly(reason):
                 self.ballot.stop(reason)
-            case Call(worker, number, place, value):
+            case events.Call(worker, number, place, value):
                 self.collectives.call(worker, number, place, value)
-            case Answers():
-                return Ruling([], [CallAnswer(worker) for worker in self.answers()])
-            case DrawOrder(worker, epoch, fingerprint, sampler):
-                self.order(worker, epoch, fingerprint, sampler)
-            case Count(samples):
-                self.count(samples)
-            case GiveBack(worker, ids):
+            case events.Answers():
+                replies = [CallAnswer(worker) for worker in self.answers()]
+            case events.DrawOrder(worker, epoch, fingerprint, sampler):
+                self._orders.draw(worker, epoch, fingerprint, sampler, self.over)
+            case events.Count(samples):
+                self.totals.samples += samples
+            case events.GiveBack(worker, ids):
                 self.give_back(worker, ids)
-            case Carry(worker, ids):
+            case events.Carry(worker, ids):
                 self.carry(worker, ids)
-            case Refuse(worker, ids):
+            case events.Refuse(worker, ids):
                 self.refuse(worker, ids)
-            case Skip(worker, ids, samples):
+            case events.Skip(worker, ids, samples):
                 self.skip(worker, ids, samples)
-            case Spoiled(worker):
-                self.spoiled(worker)
+            case events.Spoiled(worker):
+                self.pushes.spoiled(worker, self.machine.members)
+            case events.Rate(lr):
+                if self.descent is not None:
+                    self.descent.driver.lr = lr
+            case events.Answered(parts):
+                steps = self.answered(parts)
+            case events.FatesTold(worker):
+                self.pushes.fates.take_unapplied(worker)
             case _:
                 assert_never(event)
-        return Ruling(steps)
+        return self._ruling(steps, replies)
 
-    def incarnation_of(self, worker: int) -> int:
-        """Of a member."""
-        return self._incarnations[worker]
+    def _ruling(self, steps: Steps, replies: Sequence[Reply]) -> Ruling:
+        """What follows from an event, with all that came of it on the way."""
+        pushes, news = self.pushes, self.news
+        if not (news or pushes.applied or pushes.sick or pushes.refused_norm):
+            return Ruling(steps, replies)
+        ruling = Ruling(steps, replies, news, pushes.sick, pushes.applied, pushes.refused_norm)
+        self.news, pushes.sick, pushes.applied, pushes.refused_norm = [], [], [], None
+        return ruling
+
+    @property
+    def totals(self) -> Totals:
+        """Counts of the run."""
+        return self.pushes.totals
 
     @property
     def begun(self) -> bool:
         """Whether a worker has asked for a batch or made a step since the run started or was resumed."""
-        return bool(self._entered or self._pushes or self._applied_of or self._refusals)
-
-    @property
-    def holds(self) -> bool:
-        """Whether servers hold pushes for an update to come."""
-        return bool(self._held)
+        return bool(self.readers.entered) or self.pushes.begun
 
     @property
     def parks(self) -> bool:
-        """Whether somebody waits for leases."""
-        return bool(self._parked)
-
-    def speaks(self, worker: int) -> bool:
-        """Whether it stands for itself, or for its group, in the mode and in the leases."""
-        return self.root_of(worker) == worker
-
-    def root_of(self, worker: int) -> int:
-        """Who speaks for a worker: the root of its group, or itself."""
-        return self._rows[worker].root if worker in self._rows else worker
+        """Whether a worker waits for leases."""
+        return bool(self.readers.parked)
 
     @property
     def version(self) -> int:
@@ -354,7 +208,7 @@ class Lead:
     @property
     def epoch(self) -> int:
         if self.book is None:
-            return self._streamed
+            return self.readers.streamed
         # It ends when the parameters are those of the next one.
         return self.book.epoch - self._asking
 
@@ -365,119 +219,66 @@ class Lead:
     def join(self, worker: int, incarnation: int) -> Steps:
         """A worker attached."""
         self.collectives.joined(worker, late=self.begun)
-        self._incarnations[worker] = incarnation
-        self._parked.pop(worker, None)
-        self._finished.pop(worker, None)
-        self._noted.discard(worker)
-        self._entered.pop(worker, None)
-        self._looking.pop(worker, None)
+        self.roster.join(worker, incarnation)
+        self.readers.join(worker)
         self.ballot.forget(worker)
-        for numbers in (self.requests, self.takes, self.grants, self._told_over):
-            numbers.pop(worker, None)
-        self._keeping.discard(worker)
-        self._late.discard(worker)
-        self.fates.begin(worker)
-        self._loads.pop(worker, None)
-        if not self.speaks(worker):
+        self.pushes.fates.begin(worker)
+        if not self.groups.speaks(worker):
             return []
-        self._team.add(worker)
-        self._forget_pushes(worker)
+        self.roster.team.add(worker)
+        self.pushes.forget(worker, self.book)
         if self.book:
             self.book.left(worker)
-            self.book.joined(worker, self._rows[worker].width if worker in self._rows else 1)
+            self.book.joined(worker, self.groups.width(worker))
         return self._steps(self.machine.joined(worker, incarnation))
 
-    def retire(self, worker: int) -> None:
-        """A worker was told to leave: the run goes on with fewer."""
-        self._team.discard(worker)
-
     def load(self, worker: int, incarnation: int, number: int) -> Steps:
-        """A worker gave all servers an optimizer state: they take it over here in the order. Said again, it
-        changes nothing."""
-        if self._incarnations.get(worker) != incarnation or self._loads.get(worker, -1) >= number:
-            return []
-        self._loads[worker] = number
-        return [LoadStep(PushId(worker, incarnation, number))]
+        """A worker gave all servers an optimizer state. Said again, it changes nothing."""
+        loads = self.roster.load(worker, incarnation, number)
+        return [LoadStep(PushId(worker, incarnation, number))] if loads else []
 
     def leave(self, worker: int, incarnation: int, *, finished: bool) -> Steps:
         """A worker is gone, in order (`finished`) or not. Its unfinished leases go back."""
-        if self._incarnations.get(worker) != incarnation:
+        if not self.roster.leave(worker, incarnation):
             return []  # a late notice of a worker that was replaced already
-        del self._incarnations[worker]
         self.ballot.forget(worker)
         self.collectives.forget(worker)
-        if not self.speaks(worker):
-            self._parked.pop(worker, None)
+        self.readers.parked.pop(worker, None)
+        if not self.groups.speaks(worker):
             return [LeaveStep(worker, incarnation)]
         if finished:
-            self._finished[worker] = (self.machine.clocks[worker], self._entered.get(worker, -1))
-        self._parked.pop(worker, None)
+            self.readers.finish(worker, self.machine.clocks[worker])
         steps = self._steps(self.machine.left(worker))
-        self._forget_pushes(worker)
+        self.pushes.forget(worker, self.book)
         if self.book:
             self.book.left(worker)
         self._assigns.pop(worker, None)
         return [*steps, LeaveStep(worker, incarnation), *self._assigned()]
 
-    def _forget_pushes(self, worker: int) -> None:
-        """A worker is gone. What the servers hold of it will be applied all the same."""
-        for push in [p for p in self._pushes if p.worker == worker]:
-            if push not in self._held:
-                del self._pushes[push]
-                self._left_out.discard(push)
-            elif self.book:
-                self.book.finish(worker, self._pushes[push].leases, refused=self._pushes[push].void)
-
-    def _judged(self, push: Push) -> Push:
-        """The push, void if its norm is absurd."""
-        self.refused_norm = None
-        if self._norm_bound is None or push.norm is None or push.void:
-            return push
-        norms = self._norms.setdefault(push.optimizer, NormBound(self._norm_bound))
-        usual = norms.usual
-        if not norms.is_absurd(push.norm):
-            return push
-        self._left_out.add(push.id)
-        self.refused_norm = (push.norm, usual or 0.0)
-        return push._replace(void=True)
-
-    def push(self, push: Push) -> Steps:
+    def push(self, push: events.Push) -> Steps:
         """A gradient arrived whole.
 
         Raises:
             OutOfStep: for many rounds the workers have stepped different optimizers.
         """
-        if self._finished and self.mode.bound == 0 and push.id.worker not in self._entered:
-            self._note_early_end(push.id.worker)
-        if (epoch := self._looking.pop(push.id.worker, None)) is not None:
-            self._note_early_end(push.id.worker, epoch)
-        push = self._judged(push)
-        self.collectives.stepped(push.id.worker)
-        self.fates.arrived(push.id.worker, push.id.sequence)
-        self._parked.pop(push.id.worker, None)
-        self._pushes[push.id] = push
-        (self._keeping.discard if push.fetch else self._keeping.add)(push.id.worker)
+        worker, readers = push.id.worker, self.readers
+        if readers.finished and self.mode.bound == 0 and worker not in readers.entered:
+            self._note_early_ends(worker)
+        if (epoch := readers.looking.pop(worker, None)) is not None:
+            self._note_early_ends(worker, epoch)
+        push = self.pushes.arrive(push)
+        self.collectives.stepped(worker)
+        readers.parked.pop(worker, None)
+        self.roster.fetches(worker, push.fetch)
         spent = self.book is not None and self.book.superseded(push.leases)
         made = self.machine.pushed(push.id, push.read_version, spent=spent, optimizer=push.optimizer)
-        if isinstance(self.machine, Rounds) and self.machine.mixed >= OUT_OF_STEP:
-            raise OutOfStep(self._words_on_mix(self.machine))
+        if isinstance(self.machine, Rounds):
+            check_in_step(self.machine, self.mode)
         if self.book is not None and self.mode.deals_by_speed:
             self._resize(self.book, push, made)
         return [*self._steps(made), *self._assigned()]
 
-    def _words_on_mix(self, machine: Rounds) -> str:
-        clocks = machine.clocks
-        who = ", ".join(
-            f"worker:{worker} steps optimizer {optimizer} (step {clocks.get(worker, 0)})"
-            for worker, optimizer in sorted(machine.last_mix.items())
-        )
-        return (
-            f"for {machine.mixed} rounds the workers have stepped different optimizers at the same time: "
-            f"{who}. In mode {self.mode} all workers must step the optimizers in the same order: look for "
-            "what in the loop depends on the rank or on a worker's own data, or use mode asp."
-        )
-
-    def _resize(self, book: LeaseBook, push: Push, made: Sequence[Instruction]) -> None:
+    def _resize(self, book: LeaseBook, push: events.Push, made: Sequence[Instruction]) -> None:
         """Who was waited for gets smaller batches, and who waits itself larger ones again."""
         worker = push.id.worker
         admitted = {each.worker for each in made if isinstance(each, Admit)}
@@ -495,45 +296,41 @@ class Lead:
             wait: it has used up all it had, so it may be parked; else an empty answer comes at once.
         """
         if not self.over(epoch):
-            self._entered[worker] = max(epoch, self._entered.get(worker, 0))
+            self.readers.entered[worker] = max(epoch, self.readers.entered.get(worker, 0))
             if wait:
-                self._note_early_end(worker, epoch)
-            elif self._finished:
-                self._looking[worker] = epoch
+                self._note_early_ends(worker, epoch)
+            elif self.readers.finished:
+                self.readers.looking[worker] = epoch
         leases = self._draw(worker, epoch, limit)
         if leases or self.over(epoch) or not wait:
             self._grant(worker, epoch, leases)
             return leases, []
-        self._parked[worker] = epoch
-        if not self.speaks(worker):
+        self.readers.parked[worker] = epoch
+        if not self.groups.speaks(worker):
             return None, []
         return None, [*self._steps(self.machine.rested(worker)), *self._assigned()]
 
     def _grant(self, worker: int, epoch: int, leases: tuple[Lease, ...]) -> None:
         over = self.over(epoch)
-        self.grants[worker] = (self.takes.get(worker, 0), leases, over)
+        self.roster.grants[worker] = (self.roster.takes.get(worker, 0), leases, over)
         if over and not leases:
-            self._told_over[worker] = epoch
-            self._late.discard(worker)
+            self.readers.tell_over(worker, epoch)
 
     @property
     def left_behind(self) -> set[int]:
         """Workers in an epoch that is over without them, of which they have not heard, although others have
         ended their script: the run waits for these only."""
-        return self._behind if self._finished else set()
+        return self._behind if self.readers.finished else set()
 
     @property
     def _behind(self) -> set[int]:
         """Workers in an epoch that ended without them, of which they have not heard."""
-        entered = {worker: self._entered.get(worker, -1) for worker in self.machine.members}
-        return {w for w, e in entered.items() if self._told_over.get(w, -1) < e < self.epoch}
+        return self.readers.behind(self.machine.members, self.epoch)
 
     def _draw(self, worker: int, epoch: int, limit: int) -> tuple[Lease, ...]:
         if self.book is None or self._asking or self._loops_end:
             return ()
-        if worker in self._rows:
-            return self._rows[worker].take(self.book, worker, epoch, limit)
-        return self.book.take(worker, epoch, limit)
+        return self.groups.take(self.book, worker, epoch, limit)
 
     def assign(self, push: PushId) -> Steps:
         """A worker sent parameters to take over.
@@ -543,9 +340,8 @@ class Lead:
         wait for something else. Groups in bsp do the same, and so does sandblaster, where what has been added
         up is of the old ones.
         """
-        together = self.mode.in_place or (self.mode.inner is not None and self.mode.inner.in_place)
-        together = together or self.mode.by_epoch
-        if not together:
+        in_groups = self.mode.inner is not None and self.mode.inner.in_place
+        if not (self.mode.in_place or in_groups or self.mode.by_epoch):
             return [AssignStep(push), AdmitStep(push.worker, self.version)]
         self._assigns[push.worker] = push
         return self._assigned()
@@ -555,7 +351,7 @@ class Lead:
         """Whom those who wait in an assign wait for."""
         if not self._assigns:
             return set()
-        return self.machine.active - self._assigns.keys() - {push.worker for push in self._pushes}
+        return self.machine.active - self._assigns.keys() - self.pushes.workers
 
     def _assigned(self) -> Steps:
         if not self._assigns or self.missing_assigns:
@@ -577,7 +373,7 @@ class Lead:
     def _loops_end(self) -> bool:
         """Whether no more leases are given because the run ends early. The root of a group tells its members
         at their next step, so that all of them end their loops there."""
-        return self.ballot.reason is not None and not self._rows
+        return self.ballot.reason is not None and not self.groups
 
     def verdicts(self) -> list[tuple[int, bool]]:
         """Answers to workers that asked whether the run ends early: (worker, whether it does)."""
@@ -610,35 +406,36 @@ class Lead:
     @property
     def _busy(self) -> set[int]:
         """Workers that wait for a round, for leases or for an assign."""
-        return {*self._parked, *self.machine.waiting, *self._assigns}
+        return {*self.readers.parked, *self.machine.waiting, *self._assigns}
 
     def granted(self, limit: int) -> tuple[list[LeaseGrant], Steps]:
         """Answers for parked workers that are possible now: (worker, leases, epoch over), and steps."""
-        if not self._parked or self._asking:
+        readers = self.readers
+        if not readers.parked or self._asking:
             return [], []
         # Where others may do a slow worker's last leases, it would fall behind further and further.
-        waited_for = self._behind if self.mode.copies == "slow" else self._behind & self._late
+        waited_for = self._behind if self.mode.copies == "slow" else self._behind & readers.late
         if self._loops_end or self._steps_may_follow:
             pass
         elif self.book and not waited_for:
             # Who waits for a later epoch left its loop early; who waits in this one may get more of it.
-            over = self.book.turn_if_over({w for w, e in self._parked.items() if e > self.book.epoch})
+            over = self.book.turn_if_over({w for w, e in readers.parked.items() if e > self.book.epoch})
             if over and self.descent is not None and (steps := self.descent.evaluate()):
                 if not self.descent.asking:
                     self._changed()
                 return [], steps
-        elif self.book is None and set(self._parked) >= self.machine.members:
+        elif self.book is None and set(readers.parked) >= self.machine.members:
             # Of a stream only its readers know where it ends; some may have left an epoch early.
-            self._streamed = max(self._streamed, min(self._parked.values()) + 1)
+            readers.streamed = max(readers.streamed, min(readers.parked.values()) + 1)
         answers: list[LeaseGrant] = []
         instructions: list[Instruction] = []
-        for worker, epoch in sorted(self._parked.items()):
+        for worker, epoch in sorted(readers.parked.items()):
             leases = self._draw(worker, epoch, limit)
             if leases or self.over(epoch):
                 answers.append(LeaseGrant(worker, leases, self.over(epoch)))
         for worker, leases, _ in answers:
-            self._grant(worker, self._parked.pop(worker), leases)
-            if self.speaks(worker):
+            self._grant(worker, readers.parked.pop(worker), leases)
+            if self.groups.speaks(worker):
                 instructions += self.machine.woke(worker)
         return answers, self._steps(instructions)
 
@@ -670,17 +467,13 @@ class Lead:
         """A worker has read these, and the step that covers them comes after the epoch's end."""
         if self.descent is not None:  # its parameters will be other ones then
             self.give_back(worker, leases)
-        elif self.book and self.speaks(worker):
+        elif self.book and self.groups.speaks(worker):
             self.book.carry(worker, leases)
 
     def give_back(self, worker: int, leases: Sequence[int]) -> None:
         """A worker will not use these leases."""
-        if not self.book or not leases or not self.speaks(worker):
-            return
-        if worker in self._rows:
-            self._rows[worker].give_back(self.book, leases)
-        else:
-            self.book.give_back(worker, leases)
+        if self.book and leases and self.groups.speaks(worker):
+            self.groups.give_back(self.book, worker, leases)
 
     def refuse(self, worker: int, leases: Sequence[int]) -> None:
         """A step that had these was not made: it was not finite. Its worker goes on with the next."""
@@ -688,33 +481,9 @@ class Lead:
         if self.book:
             self.book.finish(worker, leases, refused=True)
 
-    def order(self, worker: int, epoch: int, fingerprint: str, sampler: str) -> None:
-        """A worker has drawn the order of an epoch from the script's sampler, and asks for leases next.
-
-        Raises:
-            PlanError: another worker, or the run before it was resumed, has drawn another order.
-        """
-        if self.over(epoch):
-            return
-        self._orders = {e: drawn for e, drawn in self._orders.items() if not self.over(e)}
-        known, first = self._orders.setdefault(epoch, (fingerprint, worker))
-        if known != fingerprint:
-            other = f"worker:{first} did" if first >= 0 else "the run did before it was resumed"
-            raise PlanError(
-                f"worker:{worker} draws another order of the samples of epoch {epoch + 1} than {other}, from "
-                f"the DataLoader's sampler ({sampler}): samples would be repeated and lost. All workers must "
-                "draw the same, also one that is replaced or resumed. Give the sampler a method "
-                "set_epoch(epoch) from which its order follows, or let it draw from a torch.Generator, numpy "
-                "Generator or random.Random that is an attribute of it: Paceline seeds those for every epoch."
-            )
-
-    def count(self, samples: int) -> None:
-        """A script without a prepared loader has trained on so many samples."""
-        self.totals.samples += samples
-
     def skip(self, worker: int, leases: Sequence[int], samples: int) -> None:
         """A worker's script read these leases, and samples without a lease, and made no step with them."""
-        if self.speaks(worker):
+        if self.groups.speaks(worker):
             self.totals.skipped += samples + (self.book.skip(worker, leases) if self.book else 0)
 
     def snapshot(self) -> dict[str, Any]:
@@ -724,8 +493,8 @@ class Lead:
             "machine": self.machine.snapshot(),
             "leases": self.book.snapshot() if self.book else None,
             "descent": self.descent.snapshot() if self.descent else None,
-            "streamed": self._streamed,
-            "orders": {str(epoch): fingerprint for epoch, (fingerprint, _) in self._orders.items()},
+            "streamed": self.readers.streamed,
+            "orders": self._orders.snapshot(),
             "samples": self.totals.samples,
             "pushes": self.totals.pushes,
             "skipped": self.totals.skipped,
@@ -740,31 +509,53 @@ class Lead:
         if self.descent and snapshot.get("descent"):
             self.descent.restore(snapshot["descent"])
         self._scheduled = self.version
-        self._streamed = snapshot["streamed"]
-        self._orders = {int(e): (str(drawn), -1) for e, drawn in snapshot.get("orders", {}).items()}
+        self.readers.streamed = snapshot["streamed"]
+        self._orders.restore(snapshot.get("orders", {}))
         self.totals.samples = snapshot["samples"]
         self.totals.pushes = snapshot["pushes"]
         self.totals.skipped = snapshot.get("skipped", 0)
         self.totals.staleness = Counter({int(k): v for k, v in snapshot["staleness"].items()})
 
-    def _note_early_end(self, worker: int, epoch: int | None = None) -> None:
-        """Say once that a script ended while another worker goes on with an epoch (or, without a loader, a
-        step) that it never began. Within its last epoch it may have left its loop early: the others do the
-        rest of that one, and perhaps they end there, too."""
-        if self.ballot.reason is not None:
-            return
-        for who, (clock, last) in sorted(self._finished.items()):
-            if who in self._noted or (epoch is not None and last >= epoch):
-                continue
-            self._noted.add(who)
-            done = f"{clock} step{'s' * (clock != 1)}" + (f", in epoch {last + 1}," if last >= 0 else "")
-            step = f"step {self.machine.clocks.get(worker, 0) + 1}"
-            where = step if epoch is None else f"epoch {epoch + 1}, {step}"
-            self.news.append(
-                f"worker:{who} ended its script after {done} while worker:{worker} goes on with {where}. The "
-                "other workers train on without it, and all samples are theirs. If all workers are to end "
-                "together, call paceline.should_stop(condition) on every worker."
-            )
+    def state(self) -> DeciderState:
+        """All that it knows. (Its checkpoint leaves out who is there, and what is under way.) It is shared:
+        encode it before the next event."""
+        assert self.descent is None and not self.groups, "neither has replicas"
+        return DeciderState(
+            mode=str(self.mode),
+            machine=self.machine.state(),
+            book=self.book.state() if self.book else None,
+            several_optimizers=self.several_optimizers,
+            ballot=self.ballot,
+            collectives=self.collectives,
+            pushes=self.pushes.state(),
+            roster=self.roster,
+            readers=self.readers,
+            orders=self._orders,
+            assigns=self._assigns,
+            scheduled=self._scheduled,
+            next_mode=None if self._next_mode is None else str(self._next_mode),
+        )
+
+    def load_state(self, state: DeciderState) -> None:
+        """Know all that another decider of the same run knows, and nothing else."""
+        self.mode = parse_mode(state.mode)
+        self.machine = self.mode.machine()
+        self.machine.load_state(state.machine)
+        self.book = None if state.book is None else LeaseBook.from_state(state.book)
+        self.several_optimizers = state.several_optimizers
+        self.ballot = state.ballot
+        self.collectives = state.collectives
+        self.pushes.load_state(state.pushes)
+        self.roster = state.roster
+        self.readers = state.readers
+        self._orders = state.orders
+        self._assigns = state.assigns
+        self._scheduled = state.scheduled
+        self._next_mode = None if state.next_mode is None else parse_mode(state.next_mode)
+
+    def _note_early_ends(self, worker: int, epoch: int | None = None) -> None:
+        if self.ballot.reason is None and self.readers.finished:
+            self.news += self.readers.note_early_ends(worker, self.machine.clocks, epoch)
 
     def _steps(self, instructions: Sequence[Instruction]) -> Steps:
         """What the servers do about the machine's instructions, and about a change of mode that is due."""
@@ -783,7 +574,7 @@ class Lead:
             return steps
         self.machine, more = self.machine.switch(mode)
         if self.mode.copies == "slow":
-            self._late |= self._behind
+            self.readers.late |= self._behind
         self.mode = mode
         if self.book:
             self.book.deal_by_round(mode.by_round, mode.copies)
@@ -794,142 +585,7 @@ class Lead:
         return [*steps[:at], ModeStep(str(mode)), *steps[at:], *self._translated(more)]
 
     def _translated(self, instructions: Sequence[Instruction]) -> Steps:
-        steps: Steps = []
-        version = self.version - [type(instruction) for instruction in instructions].count(Apply)
-        for instruction in instructions:
-            match instruction:
-                case Apply(pushes):
-                    steps.append(self._apply(pushes, version))
-                    if self._left_out:
-                        steps += [DropStep(push) for push in pushes if push in self._left_out]
-                        self._left_out.difference_update(pushes)
-                    version += 1
-                case Admit(worker):
-                    keep: Literal["keep"] | None = "keep" if worker in self._keeping else None
-                    steps.append(AdmitStep(worker, self.machine.version, keep))
-                case Hold(push) if self.descent is not None:
-                    steps.append(self._add(self.descent, push))
-                case Hold(push):
-                    self._held.add(push)
-                    steps.append(HoldStep(push))
-                case Drop(push):
-                    dropped = self._pushes.pop(push, None)
-                    self._held.discard(push)
-                    self._left_out.discard(push)
-                    self.totals.drop(push.worker)
-                    self.fates.decided(push.worker, push.sequence, applied=False)
-                    if dropped and self.book and push.worker in self.book.members:
-                        self.book.give_back(push.worker, dropped.leases)
-                    steps.append(DropStep(push))
-                case _:
-                    assert_never(instruction)
-        return steps
-
-    def _apply(self, ids: Sequence[PushId], before: int) -> Step:
-        """One update, of the version `before` it."""
-        pushes = [self._pushes.pop(p) for p in ids]
-        if self._held:
-            self._held.difference_update(ids)
-        known = all(p.weighs > 0 for p in pushes if not p.void)
-        parts = []
-        for p in pushes:
-            late = self._too_late(p)
-            self.fates.decided(p.id.worker, p.id.sequence, applied=not (late or p.void))
-            if late:
-                continue
-            if self.book:
-                self.book.finish(p.id.worker, p.leases, refused=p.void)
-            if p.void:
-                self._refused(p.id.worker)
-                continue
-            staleness = self._record(p, before)
-            weight = p.weighs if known else 1
-            scale = self.mode.scale(staleness, len(self._team))
-            if self.book and self.mode.deals_by_speed and p.weighs:
-                scale *= self.book.part(p.id.worker, p.weighs)  # so that every sample counts the same
-            parts.append(WeightedPush(*p.id, weight, scale))
-        update = tuple(parts)
-        return ApplyStep(update) if self._clip_norm is None else ReduceStep(update, before)
-
-    def _too_late(self, push: Push) -> bool:
-        """Whether somebody else was first with these samples: a slow worker's last leases are out twice."""
-        if self.book is None or not self.book.superseded(push.leases):
-            return False
-        self.totals.drop(push.id.worker)
-        self._left_out.add(push.id)
-        self.book.give_back(push.id.worker, push.leases)
-        return True
-
-    def _add(self, descent: Descent, push: PushId) -> Step:
-        """The servers add a gradient to the epoch's sum, unless its samples are in it already: the last ones
-        of an epoch are computed twice, and the first result counts."""
-        p = self._pushes.pop(push)
-        fresh = bool(p.leases) and self.book is not None and self.book.fresh(push.worker, p.leases)
-        self.fates.decided(push.worker, push.sequence, applied=fresh and not p.void)
-        if self.book is None or not fresh:
-            self.totals.drop(push.worker)
-            self.give_back(push.worker, p.leases)
-            return DropStep(push)
-        self.book.finish(push.worker, p.leases, refused=p.void)
-        if p.void:
-            self._refused(p.id.worker)
-            self._left_out.discard(push)
-            descent.spoil()
-            return DropStep(push)
-        self._record(p, self.version)
-        descent.add(p.samples)
-        return AddStep((WeightedPush(*push, p.samples, 1.0),))
-
-    def _refused(self, worker: int) -> None:
-        """A push was not finite or absurd. One worker's alone are its own fault, all workers' the model's."""
-        self.totals.refused += 1
-        self._refusals[worker] += 1
-        self._finite_lately.setdefault(worker, deque(maxlen=_OF_LAST)).append(False)
-        if self._refusals[worker] < QUARANTINE or worker not in self._others_well:
-            return
-        if not any(self._is_ill(other) for other in self._finite_lately if other != worker):
-            self.sick.append(worker)
-            self._recovered(worker)
-            del self._finite_lately[worker]
-
-    def _is_ill(self, worker: int) -> bool:
-        """Whether several of a worker's last pushes were not finite."""
-        return self._finite_lately[worker].count(False) >= _WITH_OTHERS
-
-    def spoiled(self, worker: int) -> None:
-        """The servers found NaN or Inf in a push that its worker thought finite, and left that part out."""
-        self.totals.refused += 1
-        count, last = self._spoiled.get(worker, (0, -1))
-        at = self._applied_of[worker]
-        count = count + 1 if at <= last + 1 else 1
-        self._spoiled[worker] = (count, at)
-        others = [n for other, (n, _) in self._spoiled.items() if other != worker]
-        alone = max(others, default=0) < _WITH_OTHERS and self.machine.members - self._spoiled.keys()
-        if count >= QUARANTINE and alone:
-            self.sick.append(worker)
-            del self._spoiled[worker]
-
-    def _note_finite(self, worker: int) -> None:
-        if (lately := self._finite_lately.get(worker)) is not None:
-            lately.append(True)
-            if all(lately):
-                del self._finite_lately[worker]
-
-    def _recovered(self, worker: int) -> None:
-        del self._refusals[worker]
-        self._others_well.discard(worker)
-
-    def _record(self, push: Push, before: int) -> int:
-        """Count a push that is in the update after version `before`; returns its staleness."""
-        record = Applied(version=before, push=push)
-        self.applied.append(record)
-        self.totals.pushes += 1
-        self.totals.samples += push.samples
-        self._applied_of[push.id.worker] += 1
-        if self._finite_lately:
-            self._note_finite(push.id.worker)
-        if self._refusals:
-            self._recovered(push.id.worker)
-            self._others_well.update(self._refusals)
-        self.totals.staleness[record.staleness] += 1
-        return record.staleness
+        if not instructions:
+            return []
+        terms = Terms(self.mode, self.version, self.book, self.descent, len(self.roster.team))
+        return self.pushes.steps(instructions, terms, self.roster.keeping)

@@ -3,7 +3,7 @@
     add … add ──the epoch is over──► ask ──answers of all servers──► vectors: w is the next point
 
 The lead knows samples and scalars; gradients and all other vectors are on the servers (`Shard.run`). Pure, as
-the Lead is.
+the decider is.
 """
 
 from collections.abc import Sequence

@@ -10,6 +10,7 @@ from paceline.core.codec import Codec
 from paceline.core.modes.machine import PushId
 
 __all__ = [
+    "Answered",
     "Answers",
     "Assign",
     "Call",
@@ -18,6 +19,7 @@ __all__ = [
     "Dismiss",
     "DrawOrder",
     "Event",
+    "FatesTold",
     "GiveBack",
     "Granted",
     "Heard",
@@ -25,6 +27,7 @@ __all__ = [
     "Leave",
     "Load",
     "Push",
+    "Rate",
     "Refuse",
     "Skip",
     "Spoiled",
@@ -209,6 +212,25 @@ class Skip(NamedTuple):
     samples: int
 
 
+class Rate(NamedTuple):
+    """Sandblaster: the script has another learning rate."""
+
+    lr: float
+
+
+class Answered(NamedTuple):
+    """Sandblaster: all servers have answered an AskStep."""
+
+    parts: tuple[tuple[float | None, ...], ...]
+    """The answers of each."""
+
+
+class FatesTold(NamedTuple):
+    """A worker is told which of its pushes were not applied."""
+
+    worker: int
+
+
 class Spoiled(NamedTuple):
     """The servers found NaN or Inf in a push that its worker thought finite, and left that part out."""
 
@@ -238,6 +260,9 @@ Event = (
     | Refuse
     | Skip
     | Spoiled
+    | Rate
+    | Answered
+    | FatesTold
 )
 
 _CODEC: Codec[Event] = Codec(
@@ -264,6 +289,9 @@ _CODEC: Codec[Event] = Codec(
         "refuse": Refuse,
         "skip": Skip,
         "spoiled": Spoiled,
+        "rate": Rate,
+        "answered": Answered,
+        "told": FatesTold,
     },
     optional={Push: 2},
 )

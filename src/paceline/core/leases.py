@@ -18,11 +18,11 @@ whoever has nothing else to do, or only of what a much slower worker holds.
 from collections import Counter, deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paceline.exceptions import UsageError
 
-__all__ = ["KEPT_EPOCHS", "Copies", "Lease", "LeaseBook"]
+__all__ = ["KEPT_EPOCHS", "BookState", "Copies", "Lease", "LeaseBook"]
 
 KEPT_EPOCHS = 100
 """Number of epochs, the current one included, of which a book keeps an account of its own."""
@@ -46,6 +46,31 @@ class Lease:
     def samples(self) -> int:
         """How many samples it covers."""
         return _count(self.ranges)
+
+
+class BookState(NamedTuple):
+    """All that a LeaseBook knows, for a follower that begins here. (A checkpoint has less: `snapshot`.)"""
+
+    samples: int
+    batch_size: int
+    drop_last: bool
+    by_round: bool
+    copies: Copies
+    next_id: int
+    taken: dict[int, dict[int, Lease]]
+    widths: dict[int, int]
+    parts: dict[int, tuple[float, int]]
+    rests: dict[int, float]
+    carried: set[int]
+    twins: dict[int, tuple[int, int]]
+    superseded: set[int]
+    accounts: list[dict[str, int]]
+    earlier: dict[str, int]
+    settled: int
+    pool: Ranges
+    shares: dict[int, list[Ranges]]
+    ahead: set[int]
+    finished: dict[int, int]
 
 
 class LeaseBook:
@@ -395,6 +420,58 @@ class LeaseBook:
         )
         self._pool = tuple((start, stop) for start, stop in snapshot["pool"])
         self._next_id = snapshot["next_id"]
+
+    def state(self) -> BookState:
+        """All that it knows. It shares its contents with the book: encode it before the book goes on."""
+        return BookState(
+            samples=self._samples,
+            batch_size=self._batch_size,
+            drop_last=self._drop_last,
+            by_round=self._by_round,
+            copies=self._copies,
+            next_id=self._next_id,
+            taken=self._taken,
+            widths=self._widths,
+            parts=self._parts,
+            rests=self._rests,
+            carried=self._carried,
+            twins=self._twins,
+            superseded=self._superseded,
+            accounts=[*self._accounts],
+            earlier=self._earlier,
+            settled=self._settled,
+            pool=self._pool,
+            shares={worker: [*shares] for worker, shares in self._shares.items()},
+            ahead=self._ahead,
+            finished=self._finished,
+        )
+
+    @classmethod
+    def from_state(cls, state: BookState) -> "LeaseBook":
+        """The inverse of `state`."""
+        book = cls(
+            samples=state.samples,
+            batch_size=state.batch_size,
+            drop_last=state.drop_last,
+            by_round=state.by_round,
+            copies=state.copies,
+        )
+        book._next_id = state.next_id
+        book._taken = state.taken
+        book._widths = state.widths
+        book._parts = state.parts
+        book._rests = state.rests
+        book._carried = state.carried
+        book._twins = state.twins
+        book._superseded = state.superseded
+        book._accounts = deque(state.accounts)
+        book._earlier = state.earlier
+        book._settled = state.settled
+        book._pool = state.pool
+        book._shares = {worker: deque(shares) for worker, shares in state.shares.items()}
+        book._ahead = state.ahead
+        book._finished = Counter(state.finished)
+        return book
 
     # Dealing
 

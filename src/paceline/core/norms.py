@@ -12,10 +12,11 @@ The norms are those that workers tell. It guards against a broken process, devic
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["NormBound", "SliceNorms"]
+__all__ = ["NormBound", "NormBounds", "SliceNorms"]
 
 WINDOW = 100
 """Pushes of all workers that say what is usual."""
@@ -23,29 +24,45 @@ LEAST = 20
 """Before so many nothing is refused: a run's first gradients are of all sizes."""
 
 
+@dataclass
 class NormBound:
-    """Judges pushes by their norm.
+    """Judges pushes by their norm."""
 
-    Args:
-        factor: how many times the usual norm is absurd.
-    """
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-        self._recent: list[float] = []
+    factor: float
+    """How many times the usual norm is absurd."""
+    recent: list[float] = field(default_factory=list)
+    """The last norms."""
 
     @property
     def usual(self) -> float | None:
         """The median of the last norms; None while there are too few."""
-        return median(self._recent) if len(self._recent) >= LEAST else None
+        return median(self.recent) if len(self.recent) >= LEAST else None
 
     def is_absurd(self, norm: float) -> bool:
         """Whether a push of this norm is to be refused. It counts from now on."""
         usual = self.usual
         if math.isfinite(norm):
-            self._recent = [*self._recent[1 - WINDOW :], norm]
+            self.recent = [*self.recent[1 - WINDOW :], norm]
         # Where everything is zero there is no telling what is large.
         return usual is not None and usual > 0 and norm > self.factor * usual
+
+
+@dataclass
+class NormBounds:
+    """Judges pushes by their norm, those of each optimizer by what is usual there."""
+
+    factor: float | None = None
+    """How many times the usual norm is absurd; None: none is."""
+    bounds: dict[int, NormBound] = field(default_factory=dict)
+    """By optimizer."""
+
+    def absurd(self, optimizer: int, norm: float | None) -> float | None:
+        """The usual norm, if a push of this norm is to be refused; None if not. It counts from now on."""
+        if self.factor is None or norm is None:
+            return None
+        bound = self.bounds.setdefault(optimizer, NormBound(self.factor))
+        usual = bound.usual
+        return usual if bound.is_absurd(norm) else None
 
 
 class SliceNorms:

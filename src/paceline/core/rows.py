@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.core.leases import Lease, LeaseBook
 
-__all__ = ["Rows"]
+__all__ = ["Groups", "Rows"]
 
 
 class Rows:
@@ -67,3 +67,42 @@ class Rows:
         self._epoch = epoch
         self._drawn: list[Lease] = []
         self._at = dict.fromkeys(self.members, 0)
+
+
+class Groups:
+    """All groups of a run. A worker that is in none stands for itself.
+
+    Args:
+        groups: ranks of the members of each.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        self._rows = {worker: rows for rows in map(Rows, groups) for worker in rows.members}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def root_of(self, worker: int) -> int:
+        """The worker that stands for this one in the mode and in the leases."""
+        return self._rows[worker].root if worker in self._rows else worker
+
+    def speaks(self, worker: int) -> bool:
+        """Whether a worker stands for itself, or for its group."""
+        return worker not in self._rows or self._rows[worker].root == worker
+
+    def width(self, worker: int) -> int:
+        """How many workers this one stands for."""
+        return self._rows[worker].width if worker in self._rows else 1
+
+    def take(self, book: LeaseBook, worker: int, epoch: int, limit: int) -> tuple[Lease, ...]:
+        """The next leases for a worker; see `LeaseBook.take`."""
+        if worker in self._rows:
+            return self._rows[worker].take(book, worker, epoch, limit)
+        return book.take(worker, epoch, limit)
+
+    def give_back(self, book: LeaseBook, worker: int, leases: Sequence[int]) -> None:
+        """A worker will not use these leases."""
+        if worker in self._rows:
+            self._rows[worker].give_back(book, leases)
+        else:
+            book.give_back(worker, leases)

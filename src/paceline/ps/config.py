@@ -1,19 +1,19 @@
-"""What a server is told when it starts, and the Lead that follows from it."""
+"""What a server is told when it starts, and the decider that follows from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.comm.frames import field
-from paceline.core.decider import Lead
+from paceline.core.decider import Decider
+from paceline.core.descent import Descent
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import ModeSpec, parse_mode, parse_schedule
-from paceline.exceptions import (
-    PlanError,
-)
+from paceline.exceptions import PlanError
+from paceline.params import OptimizerSpec
 from paceline.storage.checkpoint import Checkpoint
 
-__all__ = ["ServerConfig", "book_of", "new_lead", "undealt"]
+__all__ = ["ServerConfig", "begin", "book_of", "new_decider", "undealt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +63,11 @@ class ServerConfig:
     """Of all workers together."""
 
 
-def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Checkpoint | None) -> Lead:
-    """The Lead of a run that begins, or goes on from a checkpoint.
-
-    Args:
-        data: what the model's offer says about the loader; None if there is none.
-    """
+def new_decider(config: ServerConfig) -> Decider:
+    """The decider of a run that has no model yet."""
     mode = parse_mode(config.mode)
     schedule = parse_schedule(mode, config.schedule)
-    lead = Lead(
+    return Decider(
         mode,
         clip_norm=config.clip_norm,
         norm_bound=config.norm_bound,
@@ -80,10 +76,25 @@ def new_lead(config: ServerConfig, data: dict[str, Any] | None, checkpoint: Chec
         max_updates=config.max_updates,
         max_samples=config.max_samples,
     )
-    lead.book = book_of(config, data)
+
+
+def begin(
+    decider: Decider,
+    config: ServerConfig,
+    data: dict[str, Any] | None,
+    spec: OptimizerSpec,
+    checkpoint: Checkpoint | None,
+) -> None:
+    """The run has a model, and begins, or goes on from a checkpoint.
+
+    Args:
+        data: what the model's offer says about the loader; None if there is none.
+        spec: the script's optimizers.
+    """
+    descent = Descent.of(spec.groups[0]) if decider.mode.by_epoch else None
+    decider.begin(book_of(config, data), len(spec.groups_of), descent)
     if checkpoint is not None:
-        lead.restore(checkpoint.meta["lead"])
-    return lead
+        decider.restore(checkpoint.meta["lead"])
 
 
 def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | None:

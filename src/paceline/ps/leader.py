@@ -1,6 +1,6 @@
 """The lead: a server that also makes the run's order. Server 0, or who takes its place.
 
-It runs the Lead (mode, leases), forwards what that decides to the other servers, sees that nobody waits
+It runs the decider (mode, leases), forwards what that decides to the other servers, sees that nobody waits
 longer than the deadline, and gathers checkpoints.
 
 With replicas it sends what it hears along with what it decides, and before it acts on it: then each follower
@@ -29,6 +29,7 @@ from paceline.comm.messages import (
     ModeEntered,
     ReplaceWorker,
     SaveBegun,
+    SaveEnded,
     SaveNow,
     SaveSoon,
     ServerAddresses,
@@ -36,8 +37,7 @@ from paceline.comm.messages import (
     SwitchMode,
 )
 from paceline.core.ballot import WHO
-from paceline.core.decider import QUARANTINE, Lead, OutOfStep
-from paceline.core.descent import Descent
+from paceline.core.decider import Decider
 from paceline.core.events import (
     Assign,
     Call,
@@ -45,20 +45,25 @@ from paceline.core.events import (
     Count,
     Dismiss,
     DrawOrder,
+    FatesTold,
     GiveBack,
     Heard,
     Join,
     Leave,
     Load,
     Push,
+    Rate,
     Refuse,
     Skip,
+    Spoiled,
     StopEarly,
     Take,
     Vote,
 )
+from paceline.core.health import QUARANTINE
 from paceline.core.leases import Lease
 from paceline.core.modes import Rounds, parse_schedule
+from paceline.core.out_of_step import OutOfStep
 from paceline.core.steps import AdmitStep, PlaceStep, ReduceStep
 from paceline.exceptions import (
     CheckpointError,
@@ -69,15 +74,31 @@ from paceline.exceptions import (
     PlanError,
     UsageError,
 )
+from paceline.observe.thinning import pushes_thinning
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
-from paceline.ps.attending import rank_of
-from paceline.ps.config import ServerConfig, book_of, new_lead, undealt
-from paceline.ps.ordering import LEASES_AT_ONCE, append_pushes, open_pushes
+from paceline.ps.attachments import rank_of, saved_part
+from paceline.ps.checkpoints import CheckpointCoordinator
+from paceline.ps.config import ServerConfig, begin, new_decider, undealt
+from paceline.ps.ordering import LEASES_AT_ONCE
+from paceline.ps.outcomes import (
+    Forgotten,
+    ModeChanged,
+    Outcome,
+    Placed,
+    PushSpoiled,
+    Reduced,
+    SlicesDue,
+    SnapshotTaken,
+    VectorAnswers,
+)
+from paceline.ps.parts import ServerParts, make_parts
 from paceline.ps.peers import ShmPeer, WorkerPeer
 from paceline.ps.placing import Placing
+from paceline.ps.push_record import PushRecord
 from paceline.ps.saving import state_book, worker_state
 from paceline.ps.server import TICK_S, Server
+from paceline.ps.standby import Standby
 from paceline.storage.checkpoint import load
 
 __all__ = ["LeadServer", "serve"]
@@ -109,24 +130,61 @@ class _Failing:
 class LeadServer(Placing):
     """See the module."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
-        super().__init__(config, secret, controller)
+    def __init__(
+        self,
+        parts: ServerParts,
+        decider: Decider,
+        adoption: Adoption,
+        record: PushRecord,
+        gate: set[int] | None = None,
+    ) -> None:
+        super().__init__(parts)
+        self._record = record
+        self._start_over(decider, adoption, gate)
+
+    @classmethod
+    def first(cls, parts: ServerParts) -> "LeadServer":
+        """The leader of a run that begins, or goes on from a checkpoint."""
+        config = parts.config
         resumed = load(Path(config.resume)) if config.resume else None
-        self._begin_leading(new_lead(config, None, None), Adoption(resumed, self.mode), gate=set())
         applied = 0 if resumed is None else int(resumed.meta["lead"]["pushes"])
-        self._pushes = open_pushes(Path(config.run_dir) / "pushes.csv", applied, self._thinning)
+        thinning = pushes_thinning(config.records_mb)
+        record = PushRecord.begin(Path(config.run_dir) / "pushes.csv", applied, thinning)
+        return cls(parts, new_decider(config), Adoption(resumed, parts.executor.mode), record, gate=set())
 
     @classmethod
     def succeeding(cls, follower: Server) -> "LeadServer":
-        """A follower leads from now on: the lead is gone. All that it has is this one's."""
-        server = cls.__new__(cls)
-        vars(server).update(vars(follower))
-        server._take_over()
-        return server
+        """A follower leads from now on, with its parts: the leader is gone."""
+        parts, standby = follower.parts, follower.standby
+        adoption = Adoption(None, parts.executor.mode)  # training goes on: no worker starts from a checkpoint
+        adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
+        record = PushRecord.take_over(
+            Path(parts.config.run_dir) / "pushes.csv",
+            standby.decider.totals.pushes,
+            standby.records,
+            pushes_thinning(parts.config.records_mb),
+        )
+        leader = cls(parts, standby.decider, adoption, record)
+        leader._take_over(standby, follower.led_by)
+        for connection, body in follower.early_followers:
+            parts.hub.add(connection)
+            leader.on_hello(connection, body)
+        return leader
 
-    def _begin_leading(self, lead: Lead, adoption: Adoption, gate: set[int] | None = None) -> None:
-        self._begin_ordering(lead, adoption, gate)
-        self._begin_gathering()
+    def _start_over(self, decider: Decider, adoption: Adoption, gate: set[int] | None) -> None:
+        """Lead a run from its beginning, or from where a follower knows it."""
+        self._begin_ordering(decider, adoption, gate)
+        self._checkpoints = CheckpointCoordinator(
+            self.config,
+            self._executor,
+            decider,
+            self._sequencer,
+            describe=self._describe,
+            extras=lambda: self._adoption.extras,
+            tell=self._tell_controller,
+            report=self._report,
+            post_saved=lambda result: self._hub.post(lambda: self._order(self._checkpoints.saved(result))),
+        )
         self._begin_placing()
         self._listens: dict[int, Any] = {}
         """Where the roots of groups listen for their members."""
@@ -147,13 +205,12 @@ class LeadServer(Placing):
         return {**super()._handlers(), Kind.OFFER: self._on_offer}
 
     def _close(self) -> None:
-        if self._saver is not None:
-            self._saver.join()
+        self._checkpoints.close()
         for link in self._followers.values():
             link.close()
         super()._close()
         self._write_pushes()
-        self._pushes.close()
+        self._record.close()
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -162,13 +219,14 @@ class LeadServer(Placing):
         role, _, rank = connection.peer.partition(":")
         if role == "server":
             self._where[int(rank)] = field(body, "address", dict)
-        if role == "server" and self.shard is not None and field(body, "fresh", bool):
-            self._newcomers[int(rank)] = (connection, field(body, "address", dict))
+        if role == "server" and self._executor.shard is not None and field(body, "fresh", bool):
+            self._newcomer_links[int(rank)] = connection
+            self._changes.newcomers[int(rank)] = field(body, "address", dict)
             self._hand_over(int(rank), connection, None)
         elif role == "server":
             self._forward([])  # events that are in what `_catch_up` tells it already
             self._follows(int(rank), connection)
-            if self.shard is None:
+            if self._executor.shard is None:
                 with self._failing:
                     self._try_adopt()
             else:
@@ -196,8 +254,8 @@ class LeadServer(Placing):
             rank = _rank(connection)
             if self._left_behind.pop(rank, None) is None and self._running:
                 log.warning("server:%s is gone before it held anything: %s", rank, reason)
-                self._newcomers.pop(rank, None)
-                self._adopted.discard(rank)
+                self._newcomer_links.pop(rank, None)
+                self._changes.gone(rank)
                 self._plan_change()
             return
         self._adoption.gone(connection)
@@ -206,17 +264,14 @@ class LeadServer(Placing):
     def _on_controller(self, frame: Frame) -> None:
         match FROM_CONTROLLER.read(frame.kind, frame.body):
             case SaveSoon():
-                self._save_at_next = self._save_at_next or (self.shard is not None and self._saver is None)
+                self._checkpoints.want_soon()
             case SaveNow(all_ended):
-                self._asked, self._told_cut = True, False
-                with contextlib.suppress(LinkError):  # copying a large model takes seconds, without a word
-                    self._controller.tell(SaveBegun())
-                self._all_ended = all_ended
-                self._save_now()
+                self._tell_controller(SaveBegun())  # copying a large model takes seconds, without a word
+                self._order(self._checkpoints.want_now(all_ended=all_ended))
             case SwitchMode(mode, request):
                 self._switch(mode, request)
             case LetServerGo(server):
-                self._departing.add(server)
+                self._changes.departing.add(server)
                 self._plan_change()
             case EndEarly(reason):
                 self._stop_asked = reason
@@ -226,8 +281,7 @@ class LeadServer(Placing):
                 self._do(Dismiss(worker))
             case StopServing():
                 self._tell()
-                with contextlib.suppress(LinkError):
-                    self._controller.tell(self._stats()._replace(last=True))
+                self._tell_controller(self._stats()._replace(last=True))
                 self._running = False
             case ServerAddresses() | LastWordsKept():
                 pass  # it leads, and has said nothing that must be heard before it may end
@@ -244,62 +298,50 @@ class LeadServer(Placing):
 
     def _controller_back(self, fresh: Connection) -> None:
         super()._controller_back(fresh)
-        self._controller.tell(ModeEntered(str(self._lead.mode), self._lead.version))
+        self._controller.tell(ModeEntered(str(self._decider.mode), self._decider.version))
         self._told_ending = False
         self._tell_news()
 
     # --- in another server's place ----------------------------------------------------------------
 
-    def _take_over(self) -> None:
-        """Lead in the place of a lead that is gone: from what it has told, and what workers have asked."""
-        standby = self._standby
-        assert standby is not None
-        self._standby, self._succeeds = None, False
-        self._hub.handler = self
-        self._watch_controller()
-        self._worker_handlers = self._handlers()
-        adoption = Adoption(None, self.mode)  # training goes on: nobody starts from a checkpoint any more
-        adoption.model, adoption.extras = Offer(None, standby.model), standby.extras
-        self._begin_leading(standby.lead, adoption)
+    def _take_over(self, standby: Standby, gone: int) -> None:
+        """Lead in the place of server `gone`: from what it has told, and what workers have asked."""
         self._adopting = set()
-        self._states = standby.states
-        self._untold = set(self._peers)
-        asked = {worker: peer.asked[0] for worker, peer in self._peers.items() if peer.asked is not None}
+        self._checkpoints.states = standby.states
+        self._untold = set(self._executor.peers)
+        asked = {
+            worker: peer.asked[0] for worker, peer in self._executor.peers.items() if peer.asked is not None
+        }
         self._owed = {worker for worker, kind in asked.items() if kind not in _OF_THE_LEAD}
-        self._current = self._lead.version
-        self._unsaved = True
-        self._after_norms = standby.held
-        reduces = [step.number for step in self._orders if isinstance(step, ReduceStep)]
-        if number := self._reduced_to[:1] or reduces:
-            self._norms_due = 1
-            self._norms.expect(number[0])
-        self._numbered = self._placement.number + _PROMISED  # workers may know of some that never came
-        self._pushes = append_pushes(Path(self.config.run_dir) / "pushes.csv", self._lead, self._thinning)
-        log.warning("%s leads from here on, in the place of server:%s", self.name, self._led_by)
-        placement = self._latest_placement().without(self._led_by)
+        self._checkpoints.current = self._decider.version
+        self._checkpoints.unsaved = True
+        reduces = [step.number for step in self._executor.queue if isinstance(step, ReduceStep)]
+        reduced = self._executor.reduced
+        half_done = reduced.number if reduced is not None else next(iter(reduces), None)
+        self._sequencer.take_over(half_done, standby.held)
+        # Workers may know of some that never came.
+        self._changes.highest = self._executor.placement.number + _PROMISED
+        log.warning("%s leads from here on, in the place of server:%s", self.name, gone)
+        placement = self._latest_placement().without(gone)
         if placement is None:
-            self._fail(LinkError(f"{self.name} lost server:{self._led_by}, and nobody has its slices"))
+            self._fail(LinkError(f"{self.name} lost server:{gone}, and nobody has its slices"))
             return
         self._act([PlaceStep(placement)])
-        if self._reduced_to:  # the lead before died between the halves of an update
-            self._add_norms(*self._reduced_to)
-        for worker in sorted(self._lead.machine.members - self._peers.keys()):
+        if self._executor.reduced is not None:  # the leader before died between the halves of an update
+            self._add_norms(*self._executor.reduced)
+        for worker in sorted(self._decider.machine.members - self._executor.peers.keys()):
             incarnation, finished = standby.gone.get(worker, (-1, False))
-            present = self._lead.incarnation_of(worker)
+            present = self._decider.roster.incarnations[worker]
             self._act(self._do(Leave(worker, present, finished and incarnation == present)).steps)
-        for worker, peer in sorted(self._peers.items()):
+        for worker, peer in sorted(self._executor.peers.items()):
             self._answer_unheard(worker, peer)
-        early, self._early_followers = self._early_followers, []
-        for connection, body in early:
-            self._hub.add(connection)
-            self.on_hello(connection, body)
 
     def _answer_unheard(self, worker: int, peer: WorkerPeer) -> None:
         """What this worker has asked last, if the lead before has told us nothing of it."""
         if peer.asked is None:
             return
         kind, body = peer.asked
-        if kind in _OF_THE_LEAD or field(body, "n", int) > self._lead.requests.get(worker, 0):
+        if kind in _OF_THE_LEAD or field(body, "n", int) > self._decider.roster.requests.get(worker, 0):
             self._hub.handle(peer.connection, Frame(kind, body, 0, []))
 
     # --- followers --------------------------------------------------------------------------------
@@ -308,8 +350,8 @@ class LeadServer(Placing):
         rank = _rank(connection)
         if frame.kind is Kind.ADOPTED:
             connection.send_aside()  # it and we may give each other slices
-        if frame.kind is Kind.ADOPTED and rank in self._newcomers:
-            self._adopted.add(rank)
+        if frame.kind is Kind.ADOPTED and rank in self._newcomer_links:
+            self._changes.adopted.add(rank)
             self._plan_change()
         elif frame.kind is Kind.ADOPTED and self._adopting is not None:
             self._adopting.discard(rank)
@@ -323,7 +365,7 @@ class LeadServer(Placing):
         elif frame.kind is Kind.DONE and "answers" in frame.body:
             self._answered(frame.body["answers"])
         elif frame.kind is Kind.DONE:
-            self._part_written(frame.body)
+            self._checkpoints.part_written(frame.body)
 
     # --- the model --------------------------------------------------------------------------------
 
@@ -331,7 +373,7 @@ class LeadServer(Placing):
         if frame.payload_bytes:
             self._begin_adoption(self._adoption.take_weights(connection, frame))
         else:
-            self._adoption.offered(rank_of(connection), connection, frame, begun=self._lead.begun)
+            self._adoption.offered(rank_of(connection), connection, frame, begun=self._decider.begun)
             if self._adoption.offered_anew(self.config.workers):
                 self._begin_anew()
             self._gate_since = self._gate_since or time.monotonic()
@@ -340,11 +382,11 @@ class LeadServer(Placing):
 
     def _begin_anew(self) -> None:
         """All workers have prepared more before the first step: the run has no model yet, as at its start."""
-        for peer in [*self._peers.values()]:  # whose goodbye over an older link is on its way
+        for peer in [*self._executor.peers.values()]:  # whose goodbye over an older link is on its way
             self._worker_left(peer, finished=False)
         self._forget_model()
         followers, where = self._followers, self._where
-        self._begin_leading(new_lead(self.config, None, None), self._adoption, gate=set())
+        self._start_over(new_decider(self.config), self._adoption, gate=set())
         self._followers, self._where = followers, where
 
     def _try_adopt(self) -> None:
@@ -356,39 +398,38 @@ class LeadServer(Placing):
         """Take the model and hand it to the other servers."""
         model, saved = self._adoption.model, self._adoption.checkpoint
         assert model is not None
-        self._lead.book = book_of(self.config, model.data)
-        self._lead.several_optimizers = len(model.spec.groups_of) > 1
-        for mode in parse_schedule(self.mode, self.config.schedule).modes:
-            if reason := undealt(mode, self._lead.book):
+        begin(self._decider, self.config, model.data, model.spec, None)
+        for mode in parse_schedule(self._executor.mode, self.config.schedule).modes:
+            if reason := undealt(mode, self._decider.book):
                 raise PlanError(reason)
             if len(model.spec.groups_of) > 1 and (reason := mode.one_optimizer_reason()):
                 raise PlanError(f"prepare() got {len(model.spec.groups_of)} optimizers: {reason}.")
-        if self.mode.by_epoch:
-            self._begin_descent(model.spec.groups[0])
+        if self._executor.mode.by_epoch:
+            self._tell_descent(model.spec.groups[0])
         placement = Placement.over(model.layout, range(self.config.servers), self.config.replicas)
         model.numerics.apply()
         self._adopt(model.layout, model.spec, region, placement, lambda slices: None)
         if saved is not None:
-            self._lead.restore(saved.meta["lead"])
-            self._last_saved = self._lead.version
-            book = state_book(saved, optimizer=not self.mode.serverless)
-            self._shard.restore(book, vectors=self.mode.by_epoch)
+            self._decider.restore(saved.meta["lead"])
+            self._checkpoints.last_saved = self._decider.version
+            book = state_book(saved, optimizer=not self._executor.mode.serverless)
+            self._executor.present_shard.restore(book, vectors=self._executor.mode.by_epoch)
             # Until workers send newer ones, the next checkpoint keeps what this one has of them.
             for rank in range(self.config.workers):
                 if kept := worker_state(saved, rank):
-                    self._states[f"worker-{rank}.safetensors"] = kept
-                    self._hear_buffers(kept, rank)
+                    self._checkpoints.states[f"worker-{rank}.safetensors"] = kept
+                    self._attachments.hear_buffers(kept, rank)
         self._adopting = set(self._followers)
         for rank, link in self._followers.items():
             self._hand_over(rank, link, None if saved is None else str(saved.path))
         self._try_answer()
 
-    def _begin_descent(self, settings: dict[str, Any]) -> None:
+    def _tell_descent(self, settings: dict[str, Any]) -> None:
         """Sandblaster: the settings are L-BFGS's."""
-        self._lead.descent = Descent.of(settings)
         if "instead_of" in settings:
+            mode = self._executor.mode
             self._say_once(
-                f"in mode {self.mode} the servers step by L-BFGS with lr {settings['lr']:g}; nothing of the "
+                f"in mode {mode} the servers step by L-BFGS with lr {settings['lr']:g}; nothing of the "
                 f"script's {settings['instead_of']} is used, neither learning rate nor weight decay. Give "
                 "the script torch.optim.LBFGS to choose L-BFGS's settings."
             )
@@ -397,16 +438,18 @@ class LeadServer(Placing):
         """Once all servers have the model nobody else may write to it, and workers may come."""
         if self._adopting is None or self._adopting:
             return
-        assert self._region is not None
+        assert self._executor.region is not None
         self._adoption.answer(
-            self._region,
+            self._executor.region,
             facts=self._servers_facts(),
-            writable=self.mode.needs_memory,
-            epoch=self._lead.epoch,
-            share=self.mode.in_place or self.mode.needs_memory or self.mode.switchable,
-            mode=str(self.mode),
+            writable=self._executor.mode.needs_memory,
+            epoch=self._decider.epoch,
+            share=self._executor.mode.in_place
+            or self._executor.mode.needs_memory
+            or self._executor.mode.switchable,
+            mode=str(self._executor.mode),
             first=self._gate is not None,
-            buffers=self._buffers,
+            buffers=self._attachments.buffers,
         )
 
     # --- workers ----------------------------------------------------------------------------------
@@ -423,33 +466,30 @@ class LeadServer(Placing):
         self._gate_since = self._gate_since or time.monotonic()
         if len(self._gate) == self.config.workers:
             self._gate = None
-            self._let_in([self._peers[rank] for rank in sorted(self._peers)])
+            self._let_in([self._executor.peers[rank] for rank in sorted(self._executor.peers)])
             self._tell_whole()
 
     def _let_in(self, peers: list[WorkerPeer]) -> None:
         for peer in peers:
             self._act(self._do(Join(peer.worker, peer.incarnation)).steps)
         self._stop_if_asked()
-        self._current = self._lead.version
+        self._checkpoints.current = self._decider.version
         for peer in peers:
-            facts: dict[str, Any] = {"version": self._lead.version, "mode": str(self.mode)}
+            facts: dict[str, Any] = {"version": self._decider.version, "mode": str(self._executor.mode)}
             facts |= self._progress()
             if self.config.groups:
-                facts["group"] = self._listens.get(self._lead.root_of(peer.worker))
-            self._announce_cut(peer.worker, facts)
-            self._unplaced.discard(peer.worker)
-            if self._change is not None:
-                self._change.unready.add(peer.worker)
-                self._change.untold.discard(peer.worker)
-                facts["next"] = self._change.to_json()
-            if self._lead.ballot.reason is not None:
+                facts["group"] = self._listens.get(self._decider.groups.root_of(peer.worker))
+            self._checkpoints.announce_cut(peer.worker, facts)
+            if (following := self._changes.attached(peer.worker)) is not None:
+                facts["next"] = following
+            if self._decider.ballot.reason is not None:
                 facts["stop"] = True
-            facts["placement"] = self._placement.to_json()
-            self._welcome(peer, **facts)
+            facts["placement"] = self._executor.placement.to_json()
+            self._attachments.welcome(peer, **facts)
 
     def _on_push(self, connection: Connection, frame: Frame) -> None:
-        peer, body = self._peer(connection), frame.body
-        push = self._receive_push(peer, body)
+        peer, body = self._attachments.peer_of(connection), frame.body
+        push = self._attachments.receive_push(peer, body)
         void = field(body, "void", bool, False)
         norm = field(body, "norm", float) if "norm" in body else None
         event = Push(
@@ -461,7 +501,7 @@ class LeadServer(Placing):
             norm,
             field(body, "fetch", bool, True),
         )
-        if self._optimizers > 1:
+        if self._executor.optimizers > 1:
             event = event._replace(
                 optimizer=field(body, "optimizer", int, 0), weight=field(body, "weight", int, 0)
             )
@@ -477,21 +517,21 @@ class LeadServer(Placing):
         if void:
             log.warning("%s pushed NaN or Inf at step %s: refused", peer.name, push.sequence + 1)
         self._acting = peer.worker
-        if self._lead.descent is not None:
-            self._unsaved = True  # it is in a sum, which has no version of its own
+        if self._decider.descent is not None:
+            self._checkpoints.unsaved = True  # it is in a sum, which has no version of its own
             if peer.settings is not None:
-                self._lead.descent.driver.lr = float(peer.settings[0]["lr"])
+                self._do(Rate(float(peer.settings[0]["lr"])))
         self._held_since[peer.worker] = time.monotonic()
-        steps = self._do(event).steps
-        if self._lead.refused_norm is not None:
-            norm, usual = self._lead.refused_norm
+        ruling = self._do(event)
+        if ruling.refused_norm is not None:
+            norm, usual = ruling.refused_norm
             log.warning(
                 "%s pushed a gradient of norm %.3g at step %s, and %.3g is usual: refused (--norm-bound)",
                 *(peer.name, norm, push.sequence + 1, usual),
             )
-        self._act(steps)
+        self._act(ruling.steps)
         self._tell_mixed()
-        if self._lead.sick:
+        if self._sick:
             self._quarantine()
 
     def _hear_account(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
@@ -504,15 +544,15 @@ class LeadServer(Placing):
             self._do(Skip(peer.worker, leases, samples))
 
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
-        self._hear_account(self._peer(connection), frame.body)
+        self._hear_account(self._attachments.peer_of(connection), frame.body)
         super()._on_bye(connection, frame)
 
     def _tell_mixed(self) -> None:
-        machine = self._lead.machine
+        machine = self._decider.machine
         if isinstance(machine, Rounds) and machine.mixed == 1:
             who = ", ".join(f"worker:{w} optimizer {k}" for w, k in sorted(machine.last_mix.items()))
             self._say_once(
-                f"at version {self._lead.version} workers stepped different optimizers at the same time "
+                f"at version {self._decider.version} workers stepped different optimizers at the same time "
                 f"({who}). Each update is made of the pushes for one optimizer, and the other workers wait "
                 "until all are in step again: this happens after a worker was replaced"
             )
@@ -527,42 +567,73 @@ class LeadServer(Placing):
 
     def _hear_ready(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
         """A worker may say that it is ready for the placement to come."""
-        if self._change is not None and body.get("ready") == self._change.placement.number:
-            self._change.unready.discard(peer.worker)
+        if self._changes.ready(peer.worker, body.get("ready")):
             self._change_if_ready()
+
+    def _on_saved(self, connection: Connection, frame: Frame) -> None:
+        """A worker's part of a checkpoint, or only its buffers."""
+        rank = rank_of(connection)
+        name, tensors = saved_part(connection, frame)
+        self._attachments.hear_buffers(tensors, rank)
+        if "buffers" not in frame.body:
+            self._checkpoints.worker_saved(rank, name, tensors, field(frame.body, "cut", int, 0))
+
+    def _describe(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says that is cut here."""
+        self._write_pushes()  # who goes back to this checkpoint finds the record of all that is in it
+        model = self._adoption.model
+        assert model is not None
+        return {
+            **model.facts(),
+            "lead": self._decider.snapshot(),
+            "servers": self.config.servers,
+            "workers": self.config.workers,
+        }
+
+    def _tell_controller(self, message: Any) -> None:
+        with contextlib.suppress(LinkError):
+            self._controller.tell(message)
+
+    def _report(self, ended: SaveEnded) -> None:
+        """What became of a checkpoint."""
+        with contextlib.suppress(LinkError):
+            self._controller.tell(self._stats())
+            self._controller.tell(ended)
 
     def _take_parameters(self, peer: WorkerPeer) -> None:
         """allreduce: the root has made its step, and waits."""
-        if not self.mode.serverless:
-            raise FrameError(f"{peer.name} pushed parameters, and in mode {self.mode} servers have their own")
+        if not self._executor.mode.serverless:
+            raise FrameError(
+                f"{peer.name} pushed parameters, and in mode {self._executor.mode} servers have their own"
+            )
         assert peer.copy is not None
         whole = [each for each in peer.copy if each is not None]
-        self._shard.assign(whole if isinstance(peer, ShmPeer) else peer.gradients.flat)
-        self._current = self._lead.version + 1
+        self._executor.present_shard.assign(whole if isinstance(peer, ShmPeer) else peer.gradients.flat)
+        self._checkpoints.current = self._decider.version + 1
 
     def _on_assign(self, connection: Connection, frame: Frame) -> None:
-        peer = self._peer(connection)
-        push = self._receive_push(peer, frame.body)
+        peer = self._attachments.peer_of(connection)
+        push = self._attachments.receive_push(peer, frame.body)
         self._heard(peer, frame.body)
-        self._unsaved = True
-        self._current = self._lead.version
+        self._checkpoints.unsaved = True
+        self._checkpoints.current = self._decider.version
         self._held_since[peer.worker] = time.monotonic()
         self._acting = peer.worker
         self._act(self._do(Assign(push)).steps)
 
     def _on_pull(self, connection: Connection, frame: Frame) -> None:
-        peer, fetch = self._peer(connection), field(frame.body, "fetch", bool, True)
+        peer, fetch = self._attachments.peer_of(connection), field(frame.body, "fetch", bool, True)
         self._heard(peer, frame.body)
         if "load" in frame.body:
-            self._unsaved = True
+            self._checkpoints.unsaved = True
             self._act(self._do(Load(peer.worker, peer.incarnation, field(frame.body, "load", int))).steps)
-        if lost := set(field(frame.body, "without", list, [])) & self._placement.servers:
+        if lost := set(field(frame.body, "without", list, [])) & self._executor.placement.servers:
             self._lost[peer.worker] = (lost, fetch, time.monotonic())
         else:
-            self._act([AdmitStep(peer.worker, self._lead.version, None if fetch else "keep")])
+            self._act([AdmitStep(peer.worker, self._decider.version, None if fetch else "keep")])
 
     def _on_take(self, connection: Connection, frame: Frame) -> None:
-        peer, body = self._peer(connection), frame.body
+        peer, body = self._attachments.peer_of(connection), frame.body
         if self._adoption.model is None or self._adoption.model.data is None:
             raise FrameError("leases of a run without a prepared loader")
         self._acting = peer.worker
@@ -570,8 +641,8 @@ class LeadServer(Placing):
         self._taking.add(peer.worker)
         number, epoch = field(body, "n", int, 0), field(body, "epoch", int)
         self._hear_ready(peer, body)
-        if number and self._lead.takes.get(peer.worker) == number:  # the lead before had heard it
-            granted, given, over = self._lead.grants.get(peer.worker, (0, (), False))
+        if number and self._decider.roster.takes.get(peer.worker) == number:  # the lead before had heard it
+            granted, given, over = self._decider.roster.grants.get(peer.worker, (0, (), False))
             if granted == number:
                 self._grant(peer, given, over=over)
             return
@@ -586,17 +657,17 @@ class LeadServer(Placing):
                 raise FrameError("an order of samples that is not a fingerprint and a sampler's name")
             self._do(DrawOrder(peer.worker, epoch, drawn[0][:64], drawn[1][:200]))
         limit = min(LEASES_AT_ONCE, max(0, field(body, "limit", int)))
-        steps, replies = self._do(Take(peer.worker, epoch, limit, field(body, "wait", bool), number))
-        if not replies:
+        ruling = self._do(Take(peer.worker, epoch, limit, field(body, "wait", bool), number))
+        if not ruling.replies:
             self._held_since[peer.worker] = time.monotonic()
-        self._reply(replies)
-        self._act(steps)
+        self._reply(ruling.replies)
+        self._act(ruling.steps)
 
     def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
         body: dict[str, Any] = {
             "leases": [[lease.id, list(lease.ranges)] for lease in leases],
             "over": over,
-            "version": self._lead.version,
+            "version": self._decider.version,
         }
         self._taking.discard(peer.worker)
         self._released(peer.worker, body)
@@ -607,7 +678,7 @@ class LeadServer(Placing):
 
     def _on_vote(self, connection: Connection, frame: Frame) -> None:
         """A worker asks whether the run ends early."""
-        peer, body = self._peer(connection), frame.body
+        peer, body = self._attachments.peer_of(connection), frame.body
         number, who, wants = field(body, "n", int), field(body, "who", str), field(body, "wants", bool)
         if who not in WHO:
             raise FrameError(f"a vote of {who!r:.40}, expected one of {', '.join(WHO)}")
@@ -615,7 +686,7 @@ class LeadServer(Placing):
         self._heard_at[peer.worker] = time.monotonic()
         self._voting.add(peer.worker)
         self._hear_ready(peer, body)
-        if self._lead.ballot.answer_to(peer.worker, number) is not None:  # the lead before had decided it
+        if self._decider.ballot.answer_to(peer.worker, number) is not None:  # the lead before had decided it
             self._tell_verdict(peer)
             return
         self._held_since[peer.worker] = time.monotonic()
@@ -633,14 +704,14 @@ class LeadServer(Placing):
 
     def _on_call(self, connection: Connection, frame: Frame) -> None:
         """A worker calls a collective."""
-        peer, body = self._peer(connection), frame.body
+        peer, body = self._attachments.peer_of(connection), frame.body
         number, place, value = field(body, "n", int), field(body, "place", str), field(body, "value", str)
         self._acting = peer.worker
         self._heard_at[peer.worker] = time.monotonic()
         self._calling[peer.worker] = place
         self._hear_ready(peer, body)
         if (
-            self._lead.collectives.answer_to(peer.worker, number) is not None
+            self._decider.collectives.answer_to(peer.worker, number) is not None
         ):  # the lead before had settled it
             self._tell_answer(peer)
             return
@@ -650,7 +721,7 @@ class LeadServer(Placing):
 
     def _tell_answer(self, peer: WorkerPeer) -> None:
         self._calling.pop(peer.worker, None)
-        body: dict[str, Any] = {"values": self._lead.collectives.last_answer(peer.worker)}
+        body: dict[str, Any] = {"values": self._decider.collectives.last_answer(peer.worker)}
         self._released(peer.worker, body)
         self._flag(peer.worker, body)
         self._forward([])  # before anybody acts on it
@@ -660,15 +731,13 @@ class LeadServer(Placing):
     def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
         self._held_since.pop(peer.worker, None)
         self._acting = -1
-        self._save_flags.discard(peer.worker)
         self._leaving.discard(peer.worker)
         self._taking.discard(peer.worker)
         self._voting.discard(peer.worker)
         self._calling.pop(peer.worker, None)
         self._lost.pop(peer.worker, None)
         self._owed.discard(peer.worker)
-        if self._change is not None:
-            self._change.unready.discard(peer.worker)
+        self._changes.left(peer.worker)
         if peer.residual and not finished:
             self._say_once(
                 f"{peer.name} is gone, and with it a gradient of L2 norm {peer.residual:.3g} that "
@@ -679,22 +748,14 @@ class LeadServer(Placing):
             self._gate.discard(peer.worker)
         else:
             self._act(self._do(Leave(peer.worker, peer.incarnation, finished)).steps)
-        if self._saver is not None and not finished and not self._asked:
-            self._saver.worker_lost(peer.worker)
-        elif self._saver is not None:  # of a checkpoint that the run ends with, commit what there is
-            self._saver.worker_saved(peer.worker)
-        elif self._save_at_next and not self._lead.machine.active:
-            self._save_now()  # no round will end any more
-            return
-        if self._all_ended and not self._peers:
-            self._save_now()
+        self._order(self._checkpoints.worker_left(peer.worker, finished=finished))
 
     def _worker_lost(self, peer: WorkerPeer) -> None:
         super()._worker_lost(peer)
         self._linkless[peer.worker] = (peer.incarnation, time.monotonic())
 
     def _quarantine(self) -> None:
-        sick, self._lead.sick = self._lead.sick, []
+        sick, self._sick = self._sick, []
         what = "NaN or Inf" + (", or more than --norm-bound," if self.config.norm_bound else "")
         for worker in sick:
             self._replace(
@@ -709,19 +770,20 @@ class LeadServer(Placing):
         self._owed.discard(worker)
         self._released(worker, body)
         self._flag(worker, body)
-        self._announce_cut(worker, body)
-        if self._peers[worker].needs_fates:
-            body["settled"] = self._lead.fates.settled(worker)
-            if unapplied := self._lead.fates.take_unapplied(worker):
+        self._checkpoints.announce_cut(worker, body)
+        if self._executor.peers[worker].needs_fates:
+            body["settled"] = self._decider.pushes.fates.settled(worker)
+            if unapplied := self._decider.pushes.fates.unapplied.get(worker):
                 body["unapplied"] = unapplied
+                self._do(FatesTold(worker))
         return body
 
     def _progress(self) -> dict[str, Any]:
         """How far the run is, for the script and its schedulers."""
-        told: dict[str, Any] = {"samples": self._lead.totals.samples}
-        if self._lead.book is not None:
-            told["done"] = self._lead.book.settled
-        if self.config.workers == 1 and len(self._lead.machine.members) > 1:
+        told: dict[str, Any] = {"samples": self._decider.totals.samples}
+        if self._decider.book is not None:
+            told["done"] = self._decider.book.settled
+        if self.config.workers == 1 and len(self._decider.machine.members) > 1:
             told["others"] = True  # who began alone does not know of them
         return told
 
@@ -730,20 +792,39 @@ class LeadServer(Placing):
         it of a new mode."""
         if worker in self._leaving:
             body["leave"] = True
-        if self._lead.ballot.reason is not None:
+        if self._decider.ballot.reason is not None:
             body["stop"] = True
         if worker in self._untold:
             self._untold.discard(worker)
-            body["mode"] = str(self.mode)
-        if self._change is not None and worker in self._change.untold:
-            self._change.untold.discard(worker)
-            body["next"] = self._change.to_json()
-        if worker in self._unplaced:
-            self._unplaced.discard(worker)
-            body["placement"] = self._placement.to_json()
-        if worker in self._save_flags and self._saver is not None:
-            self._save_flags.discard(worker)
-            body["save"] = self._saver.version
+            body["mode"] = str(self._executor.mode)
+        self._changes.inform(worker, self._executor.placement, body)
+        if (version := self._checkpoints.flag(worker)) is not None:
+            body["save"] = version
+
+    # --- the order --------------------------------------------------------------------------------
+
+    def _follow_from(self, outcome: Outcome) -> None:
+        match outcome:
+            case Reduced(number, norms):
+                self._add_norms(number, norms)
+            case VectorAnswers(answers):
+                self._answered(answers)
+            case PushSpoiled(worker):
+                self._do(Spoiled(worker))
+            case ModeChanged():
+                self._untold = set(self._executor.peers)
+                self._tell_mode()
+            case Placed():
+                self._changes.outdated = set(self._executor.peers)
+                self._hub.post(self._answer_lost)
+            case SlicesDue(server, number, tensors):
+                self._give(server, number, tensors)
+            case SnapshotTaken(directory, tensors):
+                self._part_writer.write(directory, tensors, self._checkpoints.part_written)
+            case Forgotten(peer):
+                self._worker_left(peer, finished=False)
+            case _:
+                assert_never(outcome)
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -757,11 +838,9 @@ class LeadServer(Placing):
         self._check_lost(now)
         self._change_if_ready()
         self._let_depart()
-        if self._hurry_at is not None and now > self._hurry_at:
-            self._hurry()
-        self._tell_cut()
-        with contextlib.suppress(LinkError):
-            self._controller.tell(self._stats())
+        self._order(self._checkpoints.hurry_if_late(now))
+        self._checkpoints.tell_cut()
+        self._tell_controller(self._stats())
 
     def _check_deadline(self, now: float) -> None:
         """Nobody waits for ever, and the error names who is missing."""
@@ -771,7 +850,7 @@ class LeadServer(Placing):
             missing = sorted(set(range(self.config.workers)) - self._gate - self._adoption.waiting)
             who = ", ".join(f"worker:{r}" for r in missing)
             self._fail(DeadlineError(f"{who} did not reach paceline.prepare() while others wait; {advice}."))
-        for worker in self._lead.left_behind:
+        for worker in self._decider.left_behind:
             silent = now - self._heard_at.get(worker, now)
             if silent > limit:
                 self._heard_at[worker] = now
@@ -782,7 +861,7 @@ class LeadServer(Placing):
                     "deadline if a step may take this long.",
                 )
         for worker, (incarnation, since) in [*self._linkless.items()]:
-            if worker in self._peers:  # another one in its place
+            if worker in self._executor.peers:  # another one in its place
                 del self._linkless[worker]
             elif now - since > limit:
                 self._linkless[worker] = (incarnation, now)
@@ -797,7 +876,7 @@ class LeadServer(Placing):
                 blockers = self._blockers(worker)
                 who = ", ".join(f"worker:{b}" for b in sorted(blockers))
                 text = (
-                    f"worker:{worker} has waited {now - since:.0f} s at version {self._lead.version} "
+                    f"worker:{worker} has waited {now - since:.0f} s at version {self._decider.version} "
                     f"for {who or 'a server'}; {advice}. Look at its log, or raise the deadline if a "
                     "step may take this long."
                 )
@@ -829,25 +908,24 @@ class LeadServer(Placing):
 
     def _replace(self, worker: int, reason: str, incarnation: int | None = None) -> None:
         """Have the controller put another process in a worker's place. This one can write no more then."""
-        if (peer := self._peers.get(worker)) is not None:
+        if (peer := self._executor.peers.get(worker)) is not None:
             incarnation = peer.incarnation
         log.warning("%s", reason)
-        with contextlib.suppress(LinkError):
-            self._controller.tell(ReplaceWorker(worker, incarnation, reason))
+        self._tell_controller(ReplaceWorker(worker, incarnation, reason))
 
     def _blockers(self, worker: int) -> set[int]:
         """Workers that this one waits for; none if it waits for a server."""
         if worker in self._voting:
-            return self._lead.awaited_votes - {worker}
+            return self._decider.awaited_votes - {worker}
         if worker in self._calling:
-            return self._lead.awaited_callers - {worker}
-        if self._norms_due:
+            return self._decider.awaited_callers - {worker}
+        if self._sequencer.waiting:
             return set()
-        waits_for = self._lead.machine.waiting.get(worker, set()) | self._lead.missing_assigns
-        if not waits_for and self._lead.book:
-            waits_for = set(self._lead.book.outstanding)
+        waits_for = self._decider.machine.waiting.get(worker, set()) | self._decider.missing_assigns
+        if not waits_for and self._decider.book:
+            waits_for = set(self._decider.book.outstanding)
         # What nobody holds, somebody has still to take or to read to its end.
-        waits_for = waits_for - {worker} or self._lead.machine.members - self._held_since.keys()
+        waits_for = waits_for - {worker} or self._decider.machine.members - self._held_since.keys()
         return waits_for - {worker}
 
 
@@ -873,7 +951,8 @@ def serve(config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
         sys.path.insert(0, config.import_from)
     torch.set_num_threads(1)  # the shard has its own threads
     torch.set_grad_enabled(False)
-    kind = LeadServer if config.lead == config.rank else Server
-    server: Server = kind(config, secret, controller)
+    parts = make_parts(config, secret, controller)
+    server: Server = LeadServer.first(parts) if config.lead == config.rank else Server(parts)
+    server.meet_controller()
     while server.run():
         server = LeadServer.succeeding(server)

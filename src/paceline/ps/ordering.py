@@ -1,33 +1,30 @@
-"""The order: what the Lead decides, forwarded to followers and executed here. A part of the lead server."""
+"""The order: what the decider decides, forwarded to followers and executed here. A part of the leader."""
 
 import contextlib
-import errno
 import logging
-import os
-import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any, assert_never
+from typing import Any, assert_never
 
 from paceline.comm import Connection, Kind
 from paceline.comm.messages import LeadReport, ModeEntered, RunEndsEarly, SwitchRefused, UserNote
-from paceline.core.decider import CallAnswer, Lead, LeaseGrant, Reply, Ruling, Verdict
-from paceline.core.events import Answers, Event, Granted, Spoiled, Switch, Verdicts, events_to_json
+from paceline.core.decider import Decider
+from paceline.core.events import Answered, Answers, Event, Granted, Switch, Verdicts, events_to_json
 from paceline.core.leases import Lease
 from paceline.core.modes import parse_mode
 from paceline.core.modes.lbfgs import Answer
-from paceline.core.norms import SliceNorms
-from paceline.core.steps import ApplyStep, AskStep, CommitStep, ReduceStep, Steps, VectorsStep, steps_to_json
+from paceline.core.rulings import CallAnswer, LeaseGrant, Reply, Ruling, Verdict
+from paceline.core.sequencer import Sequencer
+from paceline.core.steps import Steps, steps_to_json
 from paceline.exceptions import LinkError
-from paceline.observe.thinning import Thinning, pushes_thinning
 from paceline.ps.adoption import Adoption
+from paceline.ps.checkpoints import CheckpointCoordinator
 from paceline.ps.config import undealt
 from paceline.ps.peers import WorkerPeer
+from paceline.ps.push_record import PushRecord
 from paceline.ps.server import Server
-from paceline.storage.atomic import write_text_atomically
 
-__all__ = ["Ordering", "append_pushes", "open_pushes"]
+__all__ = ["Ordering"]
 
 log = logging.getLogger("paceline.server")
 
@@ -35,10 +32,10 @@ LEASES_AT_ONCE = 8
 
 
 class Ordering(Server):
-    """A server that runs the Lead. What it does about leases and checkpoints is in its subclasses."""
+    """A server that runs the decider. What it does about leases and checkpoints is in its subclasses."""
 
-    def _begin_ordering(self, lead: Lead, adoption: Adoption, gate: set[int] | None) -> None:
-        self._lead = lead
+    def _begin_ordering(self, decider: Decider, adoption: Adoption, gate: set[int] | None) -> None:
+        self._decider = decider
         self._adoption = adoption
         self._gate = gate
         """Workers that wait for the others to come; None once training has begun."""
@@ -63,13 +60,14 @@ class Ordering(Server):
         """The worker whose message is being dealt with."""
         self._norms_told: list[tuple[int, float]] = []
         """Norms of gradients that workers told, and the controller has not heard of."""
-        self._norms = SliceNorms()
-        self._norms_due = 0
-        self._after_norms: Steps = []
-        self._answers: list[list[Answer]] = []
+        self._sequencer = Sequencer(self.config.clip_norm)
+        self._checkpoints: CheckpointCoordinator
         self._said: set[str] = set()
-        self._pushes: IO[bytes]
-        self._thinning = pushes_thinning(self.config.records_mb)
+        self._news: list[str] = []
+        """What the user should read, and has not been told yet."""
+        self._sick: list[int] = []
+        """Workers that are to be replaced."""
+        self._record: PushRecord
 
     def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
         """Answer a worker that waits for leases."""
@@ -83,20 +81,14 @@ class Ordering(Server):
         """Answer a worker that waits in a collective."""
         raise NotImplementedError
 
-    def _save_is_due(self) -> bool:
-        """Whether a checkpoint is to be cut after the update that is being ordered."""
-        raise NotImplementedError
-
-    def _begin_save(self) -> Steps:
-        """The step that cuts a checkpoint."""
-        raise NotImplementedError
-
     def _switch(self, text: str, request: str) -> None:
         """The controller wants another mode, and has seen that the run can carry it."""
         mode = parse_mode(text)
-        adopted = self.shard is not None
-        reason = self._lead.mode.switch_refusal(mode) or (undealt(mode, self._lead.book) if adopted else None)
-        if self._optimizers > 1:
+        adopted = self._executor.shard is not None
+        reason = self._decider.mode.switch_refusal(mode) or (
+            undealt(mode, self._decider.book) if adopted else None
+        )
+        if self._executor.optimizers > 1:
             reason = reason or mode.one_optimizer_reason()
         if reason is not None:
             self._refuse_switch(request, reason)
@@ -105,7 +97,7 @@ class Ordering(Server):
             self._refuse_switch(self._request, f"a switch to {mode} came before it took effect")
         self._request = request
         self._act(self._do(Switch(str(mode))).steps)
-        if self._request == request and self._lead.mode == mode:
+        if self._request == request and self._decider.mode == mode:
             self._tell_mode()  # it is in it already, and what was to come was taken back
 
     def _refuse_switch(self, request: str, reason: str) -> None:
@@ -115,37 +107,41 @@ class Ordering(Server):
     def _tell_mode(self) -> None:
         request, self._request = self._request, None
         with contextlib.suppress(LinkError):
-            self._controller.tell(ModeEntered(str(self._lead.mode), self._lead.version, request))
+            self._controller.tell(ModeEntered(str(self._decider.mode), self._decider.version, request))
 
     def _do(self, event: Event) -> Ruling:
-        """Let something happen to the Lead; the followers will hear of it with the next order."""
+        """Let something happen to the decider; the followers will hear of it with the next order."""
         if self._replicates:
             self._events.append(event)
-        return self._lead.decide(event)
+        ruling = self._decider.decide(event)
+        self._news += ruling.news
+        self._sick += ruling.sick
+        self._record.pending += ruling.applied
+        return ruling
 
     def _act(self, steps: Steps) -> None:
         """Make steps part of the order, then answer workers that wait for leases, a verdict or each other."""
         self._order(steps)
-        if self._lead.ballot.waiting:
+        if self._decider.ballot.waiting:
             self._reply(self._do(Verdicts()).replies)
-        if self._lead.news or self._lead.ballot.reason is not None:
+        if self._news or self._decider.ballot.reason is not None:
             self._tell_news()
         self._grant_all()
-        if self._lead.collectives.callers:
+        if self._decider.collectives.callers:
             self._reply(self._do(Answers()).replies)
-            if self._lead.news:
+            if self._news:
                 self._tell_news()
 
     def _grant_all(self) -> None:
         """Answer workers that wait for leases."""
         while True:
-            if not self._lead.parks:
+            if not self._decider.parks:
                 return
-            more, answers = self._do(Granted(LEASES_AT_ONCE))
-            if not answers and not more:
+            ruling = self._do(Granted(LEASES_AT_ONCE))
+            if not ruling.replies and not ruling.steps:
                 return
-            self._order(more)
-            self._reply(answers)
+            self._order(ruling.steps)
+            self._reply(ruling.replies)
 
     def _reply(self, replies: Sequence[Reply]) -> None:
         """Answer workers, if they asked us: one that asked the lead before us will ask again."""
@@ -153,58 +149,46 @@ class Ordering(Server):
             match reply:
                 case LeaseGrant(worker, leases, over):
                     if worker in self._taking:
-                        self._grant(self._peers[worker], leases, over=over)
+                        self._grant(self._executor.peers[worker], leases, over=over)
                 case Verdict(worker):
                     if worker in self._voting:
-                        self._tell_verdict(self._peers[worker])
+                        self._tell_verdict(self._executor.peers[worker])
                 case CallAnswer(worker):
                     if worker in self._calling:
-                        self._tell_answer(self._peers[worker])
+                        self._tell_answer(self._executor.peers[worker])
                 case _:
                     assert_never(reply)
 
     def _tell_news(self) -> None:
         """Tell the controller, once, that the run ends early, and what else the user should read."""
-        news, self._lead.news = self._lead.news, []
+        news, self._news = self._news, []
         for text in news:
             self._say_once(text)
-        if self._lead.ballot.reason is not None and not self._told_ending:
+        if self._decider.ballot.reason is not None and not self._told_ending:
             self._told_ending = True
-            log.info("the run ends early: %s", self._lead.ballot.reason)
+            log.info("the run ends early: %s", self._decider.ballot.reason)
             with contextlib.suppress(LinkError):
-                self._controller.tell(RunEndsEarly(self._lead.ballot.reason))
+                self._controller.tell(RunEndsEarly(self._decider.ballot.reason))
 
     def _order(self, steps: Steps) -> None:
         """Forward steps to the followers, then execute them."""
         if not steps:
             return
-        if self._norms_due:  # an update is half done: what follows in the order waits for its commit
-            self._after_norms += steps
-            self._forward([], steps)
+        servers = len(self._executor.placement.servers)
+        now, held = self._sequencer.order(steps, servers, self._checkpoints.cut_if_due)
+        self._forward(now, held)
+        if not now:
             return
-        applies = [i for i, step in enumerate(steps) if isinstance(step, ApplyStep | VectorsStep)]
-        if applies and self._save_is_due():
-            at = applies[-1] + 1
-            steps = [*steps[:at], *self._begin_save(), *steps[at:]]
-        for i, step in enumerate(steps):
-            if isinstance(step, ReduceStep | AskStep):
-                self._norms_due = len(self._placement.servers)
-                if isinstance(step, ReduceStep):
-                    self._norms.expect(step.number)
-                steps, self._after_norms = steps[: i + 1], steps[i + 1 :]
-                break
-        self._forward(steps, self._after_norms)
-        self._orders.extend(steps)
+        self._executor.queue.extend(now)
         self._advance()
-        if self._lead.descent is not None and self._lead.descent.news:
-            self._say_once(self._lead.descent.news)
+        if self._decider.descent is not None and self._decider.descent.news:
+            self._say_once(self._decider.descent.news)
 
     def _forward(self, steps: Steps, held: Steps | None = None) -> None:
         """Send steps to the followers, who is next in line to lead first."""
-        self._position += len(steps)
+        self._log.extend(steps)
         events: list[Event] = []
         if self._replicates:
-            self._log.extend(steps)
             events, self._events = self._events, []
         if not self._followers or not (steps or events or (held and self._replicates)):
             return
@@ -215,53 +199,32 @@ class Ordering(Server):
             with contextlib.suppress(LinkError):  # on_end says so
                 link.send(Kind.ORDER, body)
 
-    def _change_mode(self, text: str) -> None:
-        super()._change_mode(text)
-        self._untold = set(self._peers)
-        self._tell_mode()
-
     def _released(self, worker: int, body: dict[str, Any]) -> None:
         """A worker is answered: if somebody else's message brought it about, it has waited for that one."""
         since = self._held_since.pop(worker, None)
         if since is not None and self._acting not in (-1, worker):
             body["on"], body["held"] = self._acting, round(time.monotonic() - since, 6)
 
-    def _refused(self, worker: int) -> None:
-        self._do(Spoiled(worker))
-
-    def _reduced(self, number: int, norms: list[tuple[int, float]]) -> None:
-        self._add_norms(number, norms)
-
     def _add_norms(self, number: int, norms: list[Any]) -> None:
         """A server has done the first half of an update. When all have, order the second."""
-        assert self.layout is not None
-        norm = self._norms.add(number, norms, len(self.layout.slices))
-        if norm is None:
-            return
-        self._norms_due = 0
-        assert self.config.clip_norm is not None
-        held, self._after_norms = self._after_norms, []
-        # torch.nn.utils.clip_grad_norm_'s formula
-        steps: Steps = [CommitStep(min(1.0, self.config.clip_norm / (norm + 1e-6)))]
-        if self._save_is_due() and not any(isinstance(step, ReduceStep) for step in held):
-            steps += self._begin_save()
-        self._order([*steps, *held])
+        assert self._executor.layout is not None
+        slices = len(self._executor.layout.slices)
+        steps = self._sequencer.reduced(number, norms, slices, self._checkpoints.cut_if_due)
+        if steps is not None:
+            self._order(steps)
 
     def _answered(self, answers: list[Answer]) -> None:
-        self._answers.append(answers)
-        self._norms_due -= 1
-        if self._norms_due:
-            return
-        parts, self._answers = self._answers, []
-        held, self._after_norms = self._after_norms, []
-        self._act([*self._lead.answered(parts), *held])
+        """A server has answered an ask. When all have, order what comes of it."""
+        if (complete := self._sequencer.answered(answers)) is not None:
+            parts, held = complete
+            self._act([*self._do(Answered(tuple(map(tuple, parts)))).steps, *held])
 
     def _stats(self) -> LeadReport:
-        totals = self._lead.totals
+        totals, book, layout = self._decider.totals, self._decider.book, self._executor.layout
         norms, self._norms_told = self._norms_told, []
         return LeadReport(
-            version=self._lead.version,
-            epoch=self._lead.epoch,
+            version=self._decider.version,
+            epoch=self._decider.epoch,
             samples=totals.samples,
             pushes=totals.pushes,
             dropped=totals.dropped,
@@ -269,32 +232,18 @@ class Ordering(Server):
             refused=totals.refused,
             norms=tuple(norms),
             skipped=totals.skipped,
-            lost=self.lost,
-            update_s=round(self.update_s, 6),
+            lost=self._executor.lost,
+            update_s=round(self._executor.update_s, 6),
             staleness={k: totals.staleness[k] for k in sorted(totals.staleness)[:64]},
             data=self._adoption.model.data if self._adoption.model else None,
-            leases=tuple(self._lead.book.accounts()) if self._lead.book else (),
-            earlier_epochs=self._lead.book.earlier() if self._lead.book else {},
-            parameters=self.layout.numel if self.layout else 0,
+            leases=tuple(book.accounts()) if book else (),
+            earlier_epochs=book.earlier() if book else {},
+            parameters=layout.numel if layout else 0,
         )
 
     def _write_pushes(self) -> None:
-        # Which of them are kept depends on their numbers alone, so any lead can go on with the file.
-        first, kept = self._lead.totals.pushes - len(self._lead.applied), self._thinning.kept
-        lines = [
-            f"{r.version + 1},{r.push.id.worker},{r.push.id.incarnation},{r.push.id.sequence},"
-            f"{r.push.read_version},{r.staleness},{r.push.samples}\n"
-            for number, r in enumerate(self._lead.applied, first)
-            if kept(number)
-        ]
-        self._lead.applied.clear()
-        data = "".join(lines).encode()
         try:
-            written = self._pushes.write(data)
-            if written != len(data):
-                torn = written - (data.rfind(b"\n", 0, written) + 1)  # half a line would spoil the next one
-                self._pushes.truncate(self._pushes.tell() - torn)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._record.write(self._decider.totals.pushes)
         except OSError as error:
             self._say_once(
                 f"pushes.csv in {self.config.run_dir} cannot be written: {error.strerror or error}. Training "
@@ -308,42 +257,3 @@ class Ordering(Server):
             log.warning("%s", text)
             with contextlib.suppress(LinkError):
                 self._controller.tell(UserNote(text))
-
-
-_PUSHES = "version,worker,incarnation,sequence,read_version,staleness,samples\n"
-_PUSH = re.compile(r"(-?\d+,){6}-?\d+\n")
-"""A whole line of it: a full disk may have torn one."""
-
-
-def open_pushes(path: Path, applied: int, thinning: Thinning) -> IO[bytes]:
-    """The record of applied pushes. Unbuffered: what a full disk refuses is not kept in memory.
-
-    Args:
-        applied: how many the run goes on from: what came after them is undone, and no part of the record.
-        thinning: which pushes the record has.
-    """
-    kept: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = path.read_text().splitlines(keepends=True)[1:]
-        kept = [line for line in lines if _PUSH.fullmatch(line)][: thinning.rows_of(applied)]
-    write_text_atomically(path, "".join([_PUSHES, *kept]))
-    return path.open("ab", buffering=0)
-
-
-def append_pushes(path: Path, lead: Lead, thinning: Thinning) -> IO[bytes]:
-    """The record, in another lead's place: what that one has not written is among the last applied. What it
-    had written and told nobody of is done again."""
-    written, first = 0, lead.totals.pushes - len(lead.applied)
-    with contextlib.suppress(OSError):
-        lines = path.read_bytes().splitlines(keepends=True)
-        if not lines[-1].endswith(b"\n"):  # it died while it wrote
-            del lines[-1]
-        lines = lines[: 1 + thinning.rows_of(lead.totals.pushes)]
-        written = max(0, len(lines) - 1)
-        os.truncate(path, sum(map(len, lines)))
-    if thinning.rows_of(first) > written:
-        lead.applied = []  # it had not written some of those that we do not remember any more
-    else:
-        done = sum(thinning.rows_of(first + at + 1) <= written for at in range(len(lead.applied)))
-        lead.applied = lead.applied[done:]
-    return path.open("ab", buffering=0)

@@ -6,7 +6,6 @@ and send them what they will need; when all have, it is ordered.
 
 import contextlib
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from safetensors.torch import save
@@ -15,12 +14,14 @@ from torch import Tensor
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.frames import field
 from paceline.comm.messages import FullyReplicated, ServerEmptied, ServerUnreachable
+from paceline.core.decider_state import decider_state_to_json
+from paceline.core.placement_changes import PlacementChanges
 from paceline.core.steps import AdmitStep, PlaceStep, steps_to_json
-from paceline.exceptions import CheckpointError, LinkError
+from paceline.exceptions import LinkError
 from paceline.params import Placement, bytes_of
-from paceline.ps.gathering import Gathering
+from paceline.ps.ordering import Ordering
 from paceline.ps.peers import MAX_STATE_BYTES
-from paceline.ps.standby import lead_to_json
+from paceline.ps.standby import records_to_json
 
 __all__ = ["Placing"]
 
@@ -30,53 +31,25 @@ _ACCUSED_S = 2.0
 """How long a worker says that it has lost a server, before we part with that server, too."""
 
 
-@dataclass
-class _Change:
-    """A placement to come. Workers are told of it first: they reach the servers that are new, and send them
-    what they will need."""
-
-    placement: Placement
-    addresses: dict[int, dict[str, Any]]
-    """Of the servers that are new."""
-    untold: set[int]
-    unready: set[int]
-    """Workers that have not heard of it, and that have not said that they are ready for it."""
-
-    def to_json(self) -> list[Any]:
-        return [self.placement.to_json(), {str(rank): where for rank, where in self.addresses.items()}]
-
-
-class Placing(Gathering):
+class Placing(Ordering):
     """Places slices."""
 
     def _begin_placing(self) -> None:
-        self._newcomers: dict[int, tuple[Connection, dict[str, Any]]] = {}
-        """Servers that are not in the order yet: their links, and where workers reach them."""
-        self._adopted: set[int] = set()
-        """Those of them that know the model."""
-        self._departing: set[int] = set()
-        """Servers that are to leave."""
-        self._settling: set[int] = set()
-        """Servers of which slices that change hands are not known to be where they should be."""
-        self._numbered = 0
-        """The highest number that a placement was given."""
+        self._changes = PlacementChanges(self.config.replicas)
+        self._newcomer_links: dict[int, Connection] = {}
+        """Links of the servers that are not in the order yet."""
         self._where: dict[int, dict[str, Any]] = {}
         """Where workers reach the followers."""
         self._left_behind: dict[int, Connection] = {}
         """Servers that hold nothing any more; they end when the controller says so."""
-        self._departed: set[int] = set()
-        """Those of them that have given everything away, and that workers may still send to."""
-        self._change: _Change | None = None
         self._owed: set[int] = set()
         """Workers with a request that the order has not answered."""
-        self._unplaced: set[int] = set()
-        """Workers that have not been told of the present placement."""
         self._lost: dict[int, tuple[set[int], bool, float]] = {}
         """Workers that lost servers: which, whether they want parameters, and since when they say so."""
 
     def _follower_gone(self, rank: int, reason: str) -> None:
         """Others hold copies of its slices, or the run cannot go on."""
-        able = self._replicates and self._gate is None and not self._settling
+        able = self._replicates and self._gate is None and not self._changes.settling
         placement = self._latest_placement().without(rank) if able else None
         if placement is None:
             with contextlib.suppress(LinkError):  # the last that is known of what is lost
@@ -84,18 +57,16 @@ class Placing(Gathering):
             self._fail(LinkError(f"{self.name} lost server:{rank}: {reason}"))
             return
         log.warning("server:%s: %s; others answer for its slices", rank, reason)
-        if self._saver is not None and not self._saver.complete:
-            self._save_again = True
-            self._saver.part_written(CheckpointError(f"server:{rank} is gone"))
-        self._change = None
+        self._checkpoints.server_gone(rank)
+        self._changes.change = None
         self._act([PlaceStep(placement)])
         self._plan_change()
 
     def _latest_placement(self) -> Placement:
         """The last one in the order, whether we are there yet or not."""
-        steps = [*self._orders, *self._after_norms]
+        steps = [*self._executor.queue, *self._sequencer.held]
         latest = next((step for step in reversed(steps) if isinstance(step, PlaceStep)), None)
-        return self._placement if latest is None else latest.placement
+        return self._executor.placement if latest is None else latest.placement
 
     def _follows(self, rank: int, connection: Connection) -> None:
         """It is in the order from here on. Who is next in line to lead hears of everything first."""
@@ -104,78 +75,58 @@ class Placing(Gathering):
 
     def _plan_change(self) -> None:
         """Let workers get ready for the servers that there are now."""
-        latest = self._latest_placement()
-        servers = (latest.servers | self._adopted) - self._departing
-        if self._gate is not None or self.layout is None:
+        latest, layout, mode = self._latest_placement(), self._executor.layout, self._executor.mode
+        if self._gate is not None or layout is None or not self._changes.needed(latest):
             return
-        if servers == latest.servers and self._full(latest):
-            self._change = None
-            return
-        if self.mode.damping in ("dc", "gap"):
+        if mode.damping in ("dc", "gap"):
             self._say_once(
-                f"servers cannot come or go while the run is in mode {self.mode}: what they need to know "
+                f"servers cannot come or go while the run is in mode {mode}: what they need to know "
                 "of every worker's last parameters is not sent. The others go on without them."
             )
             return
-        self._numbered = number = max(latest.number, self._numbered) + 1
-        placement = Placement.over(self.layout, sorted(servers), self.config.replicas, number)
-        if placement.holders == latest.holders and servers == latest.servers:
-            self._change = None
-            return
-        addresses = {rank: where for rank, (_, where) in self._newcomers.items() if rank in servers}
-        workers = set(self._peers)
-        self._change = _Change(placement, addresses, workers, set(workers))
+        self._changes.plan(layout, latest, self._executor.peers)
         self._change_if_ready()
 
-    def _full(self, placement: Placement) -> bool:
-        """Whether every slice has as many copies as there can be."""
-        copies = min(self.config.replicas, len(placement.servers) - 1)
-        return all(len(holders) == copies + 1 for holders in placement.holders)
-
     def _change_if_ready(self) -> None:
-        change = self._change
-        if change is None or change.unready & self._peers.keys() or self._lead.holds or self._norms_due:
+        if self._changes.change is None or self._decider.pushes.holds or self._sequencer.waiting:
             return
-        self._change = None
+        change = self._changes.take_ready(self._executor.peers.keys())
+        if change is None:
+            return
         self._forward([])  # what only those hear who were here before
         for rank in change.addresses:
-            link, _ = self._newcomers.pop(rank)
-            self._adopted.discard(rank)
-            answered = {w: n - (w in self._owed) for w, n in self._lead.requests.items()}
-            body: dict[str, Any] = {"steps": [], "position": self._position, "answered": answered}
+            link = self._newcomer_links.pop(rank)
+            answered = {w: n - (w in self._owed) for w, n in self._decider.roster.requests.items()}
+            body: dict[str, Any] = {"steps": [], "position": self._log.position, "answered": answered}
             # Who gives it what follows from the placement before: it may have adopted an earlier one.
             body["placement"] = self._latest_placement().to_json()
             if self._replicates:
-                body["lead"] = lead_to_json(self._lead)
+                body["decider"] = decider_state_to_json(self._decider.state())
+                body["records"] = records_to_json(self._record.pending)
             with contextlib.suppress(LinkError):
                 link.send(Kind.ORDER, body)
             self._follows(rank, link)
-        self._settling = {*self._followers}
+        self._changes.settling = {*self._followers}
         self._act([PlaceStep(change.placement)])
         for rank in [r for r in self._followers if r not in change.placement.servers]:
-            self._departing.discard(rank)
+            self._changes.departing.discard(rank)
             self._left_behind[rank] = self._followers.pop(rank)
 
     def _on_placed(self, rank: int, number: int) -> None:
         """A server has come to a place in the order, and has all its slices from there on."""
         if number != self._latest_placement().number:
             return
-        if rank in self._left_behind:
-            self._departed.add(rank)
-            self._let_depart()
-        if rank in self._settling:
-            self._settling.discard(rank)
-            if not self._settling and self._full(self._placement):
-                self._tell_whole()
+        settled = self._changes.placed(rank, leaves=rank in self._left_behind)
+        self._let_depart()
+        if settled and self._changes.complete(self._executor.placement):
+            self._tell_whole()
 
     def _let_depart(self) -> None:
         """Servers end that hold nothing, when every worker has been told to do without them."""
-        if not self._departed or any(self._lead.speaks(w) for w in self._unplaced & self._peers.keys()):
-            return
         with contextlib.suppress(LinkError):
-            while self._departed:
-                self._controller.tell(ServerEmptied(min(self._departed)))
-                self._departed.discard(min(self._departed))
+            for rank in self._changes.free_to_end(self._executor.peers.keys(), self._decider.groups.speaks):
+                self._controller.tell(ServerEmptied(rank))
+                self._changes.departed.discard(rank)
 
     def _give(self, server: int, number: int, tensors: dict[str, Tensor]) -> None:
         with contextlib.suppress(LinkError):  # on_end says so
@@ -199,58 +150,54 @@ class Placing(Gathering):
     def _tell_whole(self) -> None:
         """All slices have all the copies that they should have."""
         with contextlib.suppress(LinkError):
-            self._controller.tell(FullyReplicated(tuple(sorted(self._placement.servers))))
+            self._controller.tell(FullyReplicated(tuple(sorted(self._executor.placement.servers))))
 
     def _catch_up(self, follower: Connection, position: int) -> None:
-        """A follower of the lead before has come. It lacks the steps that only we have heard of, and the
-        events that we have decided on meanwhile: it gets our Lead as it is now."""
-        missing = self._position - position
-        if not 0 <= missing <= len(self._log):
-            raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {self._position}")
-        steps = [*self._log][len(self._log) - missing :]
+        """A follower of the leader before has come. It lacks the steps that only we have heard of, and the
+        events that we have decided on meanwhile: it gets our decider's state as it is now."""
+        steps = self._log.since(position)
+        if steps is None:
+            at = self._log.position
+            raise LinkError(f"{follower.peer} is at step {position} of the order, and we at {at}")
         body = {
             "steps": steps_to_json(steps),
-            "held": steps_to_json(self._after_norms),
-            "lead": lead_to_json(self._lead),
+            "held": steps_to_json(self._sequencer.held),
+            "decider": decider_state_to_json(self._decider.state()),
+            "records": records_to_json(self._record.pending),
         }
         follower.send_aside()
         follower.send(Kind.ORDER, body)
 
-    def _place(self, placement: Placement) -> None:
-        super()._place(placement)
-        self._unplaced = set(self._peers)
-        self._hub.post(self._answer_lost)
-
     def _answer_lost(self) -> None:
         """Workers that lost servers which the present placement does without can go on."""
-        servers = self._placement.servers
+        servers = self._executor.placement.servers
         ready = [w for w, (lost, _, _) in self._lost.items() if not lost & servers]
         for worker in sorted(ready):
             _, fetch, _ = self._lost.pop(worker)
-            self._act([AdmitStep(worker, self._lead.version, None if fetch else "keep")])
+            self._act([AdmitStep(worker, self._decider.version, None if fetch else "keep")])
 
     def _hand_over(self, rank: int, link: Connection, checkpoint: str | None) -> None:
         """Tell a follower what the run trains."""
         model = self._adoption.model
-        assert model is not None and self._base is not None and self._region is not None
+        assert model is not None and self._executor.base is not None and self._executor.region is not None
         extras = save(self._adoption.extras) if self._replicates else b""
         message = {
             **model.facts(),
             "numerics": model.numerics.to_json(),
             "checkpoint": checkpoint,
-            "placement": self._placement.to_json(),
+            "placement": self._executor.placement.to_json(),
             "extras_bytes": len(extras),
         }
-        slices = [model.layout.slices[i] for i in self._placement.held(rank)]
-        pieces = [] if link.local else [bytes_of(self._base[s.start : s.stop]) for s in slices]
+        slices = [model.layout.slices[i] for i in self._executor.placement.held(rank)]
+        pieces = [] if link.local else [bytes_of(self._executor.base[s.start : s.stop]) for s in slices]
         payload = [*pieces, memoryview(extras)] if extras else pieces
-        link.send(Kind.ADOPT, message, payload, [self._region.fd] if link.local else ())
+        link.send(Kind.ADOPT, message, payload, [self._executor.region.fd] if link.local else ())
 
     def _servers_facts(self) -> dict[str, Any]:
         """What a worker must know to reach all servers."""
         me = {self.config.rank: self._hub.listener.address.to_json()}
         where = {str(rank): at for rank, at in {**self._where, **me}.items()}
-        placement = self._placement.to_json()
+        placement = self._executor.placement.to_json()
         return {"placement": placement, "servers": where, "replicated": self._replicates}
 
     def _check_lost(self, now: float) -> None:

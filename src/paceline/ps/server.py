@@ -5,7 +5,6 @@ links are served by the main thread itself, so a round costs no hand-over betwee
 carries payloads itself has a thread that moves its bytes while the main thread updates.
 """
 
-import collections
 import contextlib
 import logging
 import time
@@ -13,14 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
-import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Address, Connection, Frame, Hub, Kind, Listener, Region, connect
+from paceline.comm import Address, Connection, Frame, Kind, Region, connect
 from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
-from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import (
     FROM_CONTROLLER,
     EndEarly,
@@ -37,7 +35,7 @@ from paceline.comm.messages import (
     SwitchMode,
 )
 from paceline.core.events import events_from_json
-from paceline.core.steps import Step, steps_from_json
+from paceline.core.steps import steps_from_json
 from paceline.exceptions import (
     AuthError,
     FrameError,
@@ -45,11 +43,24 @@ from paceline.exceptions import (
     PacelineError,
 )
 from paceline.observe.phases import PHASES
-from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of, flat_view
-from paceline.ps.attending import Attending, rank_of
-from paceline.ps.config import ServerConfig, new_lead
+from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
+from paceline.ps.attachments import rank_of, saved_part
+from paceline.ps.config import begin, new_decider
+from paceline.ps.outcomes import (
+    Forgotten,
+    ModeChanged,
+    Outcome,
+    Placed,
+    PushSpoiled,
+    Reduced,
+    SlicesDue,
+    SnapshotTaken,
+    VectorAnswers,
+)
+from paceline.ps.parts import ServerParts
+from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer
 from paceline.ps.saving import read_blob, state_book, worker_state
-from paceline.ps.standby import Standby, lead_from_json
+from paceline.ps.standby import Standby
 from paceline.storage.checkpoint import load
 
 __all__ = ["Server"]
@@ -62,26 +73,26 @@ TICK_S = 0.25
 """How often a server looks around when nothing happens."""
 _LOOK_S = 0.01
 """How often it looks whether a worker without a link has ended."""
-_LOG_STEPS = 4096
-"""So many of the last steps of the order are kept, where servers may take each other's place. Every worker
-waits for every server's answer, so none is ever further behind than a few steps a worker."""
 
 
-class Server(Attending):
+class Server:
     """Holds a shard and executes the run's order on it. `run` returns when the run is over."""
 
-    def __init__(self, config: ServerConfig, secret: bytes, controller: LastingLink) -> None:
-        super().__init__(config)
+    def __init__(self, parts: ServerParts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.name = parts.executor.name
+        self._controller = parts.controller
+        self._hub = parts.hub
+        self._executor = parts.executor
+        self._attachments = parts.attachments
+        self._part_writer = parts.part_writer
+        self._log = parts.log
+        self._lead_link: Connection | None = None
+        self._standby: Standby | None = None
         self._told_at = 0.0
-        self._secret = secret
-        self._controller = controller
-        self._hub = Hub(self, Listener(host=config.host), secret, patience_s=config.deadline_s)
         self._running = True
         self._failed = False
-        self._position = 0
-        """How many steps of the order this server has heard of."""
-        self._log: collections.deque[Step] = collections.deque(maxlen=_LOG_STEPS)
-        """The last of them."""
         self._fresh = True
         """Whether it is not in the order yet."""
         self._led_by = 0
@@ -89,8 +100,27 @@ class Server(Attending):
         self._early_followers: list[tuple[Connection, dict[str, Any]]] = []
         self._leaderless_since: float | None = None
         self._worker_handlers = self._handlers()
-        self._watch_controller()
-        self._meet_controller()
+        self._hub.handler = self
+        # Hear of it when another controller takes over.
+        self._controller.watch(lambda fresh: self._hub.post(lambda: self._controller_back(fresh)))
+
+    # --- for who leads in its place ---------------------------------------------------------------
+
+    @property
+    def standby(self) -> Standby:
+        """What it kept so that it can lead."""
+        assert self._standby is not None
+        return self._standby
+
+    @property
+    def led_by(self) -> int:
+        """The server that leads, or led last."""
+        return self._led_by
+
+    @property
+    def early_followers(self) -> list[tuple[Connection, dict[str, Any]]]:
+        """Servers that know sooner than this one that it leads."""
+        return self._early_followers
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -98,22 +128,17 @@ class Server(Attending):
         """Serve until told to stop. True: it is to lead from now on, and nothing is closed."""
         try:
             while self._running and not self._succeeds:
-                broken = any(peer.broken_since is not None for peer in self._peers.values())
-                self._hub.poll(_LOOK_S if broken else TICK_S)
-                if broken:
-                    self._check_broken()
+                self._hub.poll(_LOOK_S if self._attachments.broken else TICK_S)
+                for peer in self._attachments.lost():
+                    self._worker_lost(peer)
                 self._tick(time.monotonic())
         finally:
             if not self._succeeds:
                 self._close()
-                self.spans.close()
+                self.parts.spans.close()
         return self._running and self._succeeds
 
-    def _watch_controller(self) -> None:
-        """Hear of it when another controller takes over."""
-        self._controller.watch(lambda fresh: self._hub.post(lambda: self._controller_back(fresh)))
-
-    def _meet_controller(self) -> None:
+    def meet_controller(self) -> None:
         """Listen to the controller, and say where workers find this server. It may be another one later."""
         self._hub.add(self._controller)
         self._controller.tell(ServerListening(self._hub.listener.address.to_json()))
@@ -121,7 +146,7 @@ class Server(Attending):
     def _controller_back(self, fresh: Connection) -> None:
         if self._running:
             self._controller.renew(fresh)
-            self._meet_controller()
+            self.meet_controller()
         else:
             fresh.close()
 
@@ -135,25 +160,26 @@ class Server(Attending):
 
     def _tell(self) -> None:
         """Tell the controller how this server does."""
+        spans, progress = self.parts.spans, self._part_writer.progress
         report = ServerReport(
-            updates=self.updates,
-            update_s=round(self.update_s, 6),
-            phases={PHASES[phase]: round(s, 6) for phase, s in self.spans.flush().items()},
-            spans_broken=None if self.spans.broken is None else str(self.spans.broken),
-            saving=None if self._saving is None else (self._saving[0], self._saving[1]),
+            updates=self._executor.updates,
+            update_s=round(self._executor.update_s, 6),
+            phases={PHASES[phase]: round(s, 6) for phase, s in spans.flush().items()},
+            spans_broken=None if spans.broken is None else str(spans.broken),
+            saving=None if progress is None else (progress[0], progress[1]),
         )
         with contextlib.suppress(LinkError):
             self._controller.tell(report)
 
     def _close(self) -> None:
         self._running = False
-        for peer in self._peers.values():
+        for peer in self._executor.peers.values():
             peer.close()
         if self._lead_link is not None:
             self._lead_link.close()
         self._hub.close()
-        if self.shard is not None:
-            self.shard.close()
+        if self._executor.shard is not None:
+            self._executor.shard.close()
 
     def _fail(self, error: PacelineError) -> None:
         """The run cannot go on: tell the controller, once."""
@@ -171,7 +197,7 @@ class Server(Attending):
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Only workers connect to a server, and servers to one that they know to lead sooner than it does."""
         if "resume" in body:
-            self._resume(connection, body)
+            self._attachments.resume(connection, body)
         elif connection.peer.startswith("server:") and self._standby is not None:
             self._hub.release(connection)
             self._early_followers.append((connection, body))
@@ -205,10 +231,97 @@ class Server(Attending):
             elif self._running:
                 self._fail(LinkError(f"{self.name} lost {connection.peer}: {reason}"))
         else:
-            for peer in list(self._peers.values()):
-                if peer.connection is connection:
-                    log.info("%s: %s", peer.name, reason)
-                    self._link_broke(peer)
+            self._attachments.connection_ended(connection, reason)
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _handlers(self) -> dict[Kind, Callable[[Connection, Frame], None]]:
+        """What workers send."""
+        return {
+            Kind.ATTACH: self._on_attach,
+            Kind.PUSH: self._on_push,
+            Kind.ASSIGN: self._on_assign,
+            Kind.PULL: self._on_pull,
+            Kind.STATE: self._on_state,
+            Kind.BYE: self._on_bye,
+            Kind.TAKE: self._on_take,
+            Kind.VOTE: self._on_vote,
+            Kind.CALL: self._on_call,
+            Kind.SAVED: self._on_saved,
+            Kind.SENDS: self._on_sends,
+            Kind.PROBE: self._on_probe,
+        }
+
+    def _attach(self, connection: Connection, frame: Frame) -> WorkerPeer:
+        return self._attachments.attach(
+            connection, frame, lambda older: self._worker_left(older, finished=False)
+        )
+
+    def _on_attach(self, connection: Connection, frame: Frame) -> None:
+        self._attachments.welcome(self._attach(connection, frame))
+
+    def _on_probe(self, connection: Connection, frame: Frame) -> None:
+        """A worker waits. Our probe comes behind all that we sent: if some of that was lost, it sees it."""
+        connection.send(Kind.PROBE)
+
+    def _on_push(self, connection: Connection, frame: Frame) -> None:
+        peer = self._attachments.peer_of(connection)
+        if not self._attachments.skips(peer, frame.body):
+            self._attachments.receive_push(peer, frame.body)
+            peer.asked = (frame.kind, frame.body)  # whoever leads next may not have heard of it
+            self._advance()
+
+    def _on_assign(self, connection: Connection, frame: Frame) -> None:
+        self._on_push(connection, frame)
+
+    def _on_pull(self, connection: Connection, frame: Frame) -> None:
+        peer = self._attachments.peer_of(connection)
+        if not self._attachments.skips(peer, frame.body):
+            peer.asked = (frame.kind, frame.body)  # the leader orders the reply
+
+    def _on_take(self, connection: Connection, frame: Frame) -> None:
+        """Leases are the leader's: this worker knows that the leader is gone, and we do not yet."""
+        self._attachments.peer_of(connection).asked = (frame.kind, frame.body)
+
+    def _on_vote(self, connection: Connection, frame: Frame) -> None:
+        """The leader answers votes: see `_on_take`."""
+        self._on_take(connection, frame)
+
+    def _on_call(self, connection: Connection, frame: Frame) -> None:
+        """The leader answers calls: see `_on_take`."""
+        self._on_take(connection, frame)
+
+    def _on_saved(self, connection: Connection, frame: Frame) -> None:
+        name, tensors = saved_part(connection, frame)
+        self._attachments.hear_buffers(tensors, rank_of(connection))
+        if self._standby is not None and "buffers" not in frame.body:
+            self._standby.states[name] = tensors
+
+    def _on_sends(self, connection: Connection, frame: Frame) -> None:
+        """For those who read payloads; in shared memory we see all of it."""
+
+    def _on_state(self, connection: Connection, frame: Frame) -> None:
+        """A worker wants the optimizer state, or gives one."""
+        if self._attachments.exchange_state(connection, frame):
+            self._advance()
+
+    def _on_bye(self, connection: Connection, frame: Frame) -> None:
+        peer = self._executor.peers.get(rank_of(connection))
+        if peer is not None and peer.connection is connection:
+            self._worker_left(peer, finished=not field(frame.body, "left", bool, False))
+
+    def _worker_lost(self, peer: WorkerPeer) -> None:
+        """Its link is gone for good. Most likely its process is, too."""
+        self._worker_left(peer, finished=False)
+
+    def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
+        """A worker is gone, in order (`finished`) or not."""
+        if self._standby is not None:
+            self._standby.gone[peer.worker] = (peer.incarnation, finished)
+        self._attachments.detach(peer, finished=finished)
+        self._advance()
+
+    # --- the controller and the leader ------------------------------------------------------------
 
     def _on_controller(self, frame: Frame) -> None:
         match FROM_CONTROLLER.read(frame.kind, frame.body):
@@ -226,7 +339,7 @@ class Server(Attending):
                 | EndEarly()
                 | LastWordsKept()
             ):
-                pass  # for the lead, whose death the controller had not noticed; it asks the next one again
+                pass  # for the leader, whose death the controller had not noticed; it asks the next one again
             case other:
                 assert_never(other)
 
@@ -247,37 +360,86 @@ class Server(Attending):
             return
         self._led_by = lead
         try:
-            link = connect(Address.from_json(servers[str(lead)]), self._secret, peer=f"server:{lead}")
+            link = connect(Address.from_json(servers[str(lead)]), self.parts.secret, peer=f"server:{lead}")
         except (AuthError, LinkError) as error:
             if not self.config.replicas:
                 raise
             log.warning("%s; another server will lead", error)  # it died just now
             self._leaderless_since = time.monotonic()
             return
-        hello = {"role": "server", "rank": self.config.rank, "position": self._position}
+        hello = {"role": "server", "rank": self.config.rank, "position": self._log.position}
         hello["fresh"] = self._fresh
         link.send(Kind.HELLO, {**hello, "address": self._hub.listener.address.to_json()})
         if not self._fresh:
             link.send_aside()
         self._lead_link = link
         self._hub.add(link)
-        if self._reduced_to:
-            link.send(Kind.DONE, {"number": self._reduced_to[0], "norms": self._reduced_to[1]})
+        if self._executor.reduced is not None:
+            link.send(Kind.DONE, self._executor.reduced._asdict())
+
+    def _advance(self) -> None:
+        """Execute what is due, as far as all that it needs is here, and do what follows from it."""
+        while (outcomes := self._executor.execute_next(self._admit_body)) is not None:
+            for outcome in outcomes:
+                self._follow_from(outcome)
+
+    def _admit_body(self, worker: int, version: int) -> dict[str, Any]:
+        return {"version": version}
+
+    def _follow_from(self, outcome: Outcome) -> None:
+        """Tell the leader what came of a step."""
+        match outcome:
+            case Reduced():
+                self._tell_leader(Kind.DONE, outcome._asdict())
+            case VectorAnswers(answers):
+                self._tell_leader(Kind.DONE, {"answers": answers})
+            case Placed(placement):
+                self._tell_leader(Kind.DONE, {"placed": placement.number})
+            case SlicesDue(server, number, tensors):
+                body = {"to": server, "number": number}
+                self._tell_leader(Kind.STATE, body, [memoryview(save(tensors))])
+            case SnapshotTaken(directory, tensors):
+                self._part_writer.write(directory, tensors, self._part_written)
+            case Forgotten(peer):
+                self._worker_left(peer, finished=False)
+            case ModeChanged() | PushSpoiled():
+                pass  # the leader sees it, too
+            case _:
+                assert_never(outcome)
+
+    def _tell_leader(self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview] = ()) -> None:
+        if self._lead_link is not None:
+            with contextlib.suppress(LinkError):  # then everything is different anyway
+                self._lead_link.send(kind, body, payload)
+
+    def _part_written(self, body: dict[str, Any]) -> None:
+        """This server's part of a checkpoint is written, or could not be."""
+        self._tell_leader(Kind.DONE, body)
+
+    def _receive_gift(self, link: Connection, frame: Frame) -> None:
+        blob = link.read_blob(frame, MAX_STATE_BYTES)
+        number = field(frame.body, "number", int)
+        self._executor.receive_slices(number, read_blob(blob, f"slices by {link.peer}"))
+        self._advance()
 
     def _on_lead(self, link: Connection, frame: Frame) -> None:
         if frame.kind is Kind.ADOPT:
             self._on_adopt(link, frame)
         elif frame.kind is Kind.ORDER:
             if "position" in frame.body:  # we came later, and begin here
-                self._position = field(frame.body, "position", int)
-                self._placement = Placement.from_json(frame.body["placement"])
+                self._log.begin_at(field(frame.body, "position", int))
+                self._executor.placement = Placement.from_json(frame.body["placement"])
                 self._fresh = False
-                self._answered_before = {int(w): int(n) for w, n in frame.body["answered"].items()}
-                for peer in self._peers.values():
-                    if peer.asked is not None and self._skips(peer, peer.asked[1]):
-                        self._pushed = {k: v for k, v in self._pushed.items() if v.peer is not peer}
-            if self._standby is not None and "lead" in frame.body:
-                self._standby.lead, self._standby.held = lead_from_json(frame.body["lead"]), []
+                self._attachments.answered_before = {
+                    int(w): int(n) for w, n in frame.body["answered"].items()
+                }
+                for peer in self._executor.peers.values():
+                    if peer.asked is not None and self._attachments.skips(peer, peer.asked[1]):
+                        self._executor.pushed = {
+                            k: v for k, v in self._executor.pushed.items() if v.peer is not peer
+                        }
+            if self._standby is not None and "decider" in frame.body:
+                self._standby.begin_here(frame.body["decider"], frame.body["records"])
             steps = steps_from_json(field(frame.body, "steps", list))
             if self._standby is not None:
                 self._standby.hear(
@@ -285,9 +447,8 @@ class Server(Attending):
                     events_from_json(field(frame.body, "events", list, [])),
                     steps_from_json(field(frame.body, "held", list, [])),
                 )
-                self._log.extend(steps)
-            self._position += len(steps)
-            self._orders.extend(steps)
+            self._log.extend(steps)
+            self._executor.queue.extend(steps)
             self._advance()
         elif frame.kind is Kind.STATE:
             self._receive_gift(link, frame)
@@ -305,32 +466,32 @@ class Server(Attending):
 
         placement = Placement.from_json(body["placement"])
         Numerics.from_json(body["numerics"]).apply()
-        if self.layout is not None and self.layout.fingerprint != layout.fingerprint:
-            for peer in [*self._peers.values()]:  # all workers have prepared more, and will attach again
+        if self._executor.layout is not None and self._executor.layout.fingerprint != layout.fingerprint:
+            for peer in [
+                *self._executor.peers.values()
+            ]:  # all workers have prepared more, and will attach again
                 self._worker_left(peer, finished=False)
             self._forget_model()
-        self._adopt(layout, OptimizerSpec.from_json(body["optimizer"]), region, placement, read_weights)
+        spec = OptimizerSpec.from_json(body["optimizer"])
+        self._adopt(layout, spec, region, placement, read_weights)
         self._fresh = self.config.rank not in placement.servers
-        for peer in self._peers.values():  # another lead had told it before
-            peer.fit(self._shard)
+        for peer in self._executor.peers.values():  # another lead had told it before
+            peer.fit(self._executor.present_shard)
         checkpoint = load(Path(body["checkpoint"])) if body["checkpoint"] else None
         if checkpoint is not None:
-            self._shard.restore(state_book(checkpoint), vectors=self.mode.by_epoch)
+            self._executor.present_shard.restore(state_book(checkpoint), vectors=self._executor.mode.by_epoch)
             for rank in range(self.config.workers):
-                self._hear_buffers(worker_state(checkpoint, rank), rank)
+                self._attachments.hear_buffers(worker_state(checkpoint, rank), rank)
         if self.config.replicas:
-            lead = new_lead(self.config, body["data"], checkpoint)
-            self._standby = Standby(lead, body, read_blob(bytes(extras), "the run's buffers"))
+            decider = new_decider(self.config)
+            begin(decider, self.config, body["data"], spec, checkpoint)
+            self._standby = Standby(decider, body, read_blob(bytes(extras), "the run's buffers"))
         link.send(Kind.ADOPTED)
         link.send_aside()
 
     def _forget_model(self) -> None:
         """Before the first step the workers have prepared more: another model takes this one's place."""
-        if self.shard is not None:
-            self.shard.close()
-        self.shard = self.layout = self._spec = self._region = self._base = None
-        self._pushed.clear()
-        self._orders.clear()
+        self._executor.forget_model()
 
     def _adopt(
         self,
@@ -340,25 +501,6 @@ class Server(Attending):
         placement: Placement,
         read_weights: Callable[[Sequence[Tensor]], None],
     ) -> None:
-        """Take this layout and optimizer.
-
-        Args:
-            region: the parameters' memory, shared on this host.
-            read_weights: fills these slices, if the memory has them not.
-        """
-        self.layout, self._spec, self._region, self._placement = layout, spec, region, placement
-        if region is not None:
-            self._base = torch.frombuffer(region.buffer, dtype=torch.uint8)
-        else:
-            self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
-        mine = [layout.slices[i] for i in placement.held(self.config.rank)]
-        read_weights([flat_view(self._base, piece) for piece in mine])
+        """Take this layout and optimizer; see `Executor.adopt`."""
+        self._executor.adopt(layout, spec, region, placement, read_weights)
         self._hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
-        self.shard = self._make_shard(layout, spec, mine, self._base, placement)
-        log.info(
-            "adopted %s tensors in %s slices, %.1f MB mine, fingerprint %s",
-            len(layout.tensors),
-            len(layout.slices),
-            self.shard.nbytes / 1e6,
-            layout.fingerprint,
-        )

@@ -14,9 +14,8 @@ leave their range long before the result does.
 import collections
 import math
 import sys
-import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,19 +30,18 @@ from paceline.params import (
     OptimizerSpec,
     Slice,
     StateBook,
-    dtype_named,
     flat_view,
     segment_view,
 )
 from paceline.ps.bare_step import bare_step
+from paceline.ps.contributions import Contribution, Copy, Gradients, finite, refresh, sum_into, wide
 from paceline.ps.float_flags import float_flags
 from paceline.ps.lanes import Lanes
+from paceline.ps.slice_state import Scratch, SliceState, detached, fill
 from paceline.ps.vectors import run_on
 
 __all__ = ["Contribution", "Copy", "Gradients", "Shard"]
 
-Copy = Sequence[Tensor | None]
-"""A worker's copy of a shard, slice by slice: None where another server fills it."""
 
 DC_LAMBDA = 0.04
 """Delay compensation's strength (MXNet's default)."""
@@ -56,72 +54,6 @@ _MOST_ALARMS = 3
 """Updates in a row that raise the processor's flags for nothing, after which they are not asked again."""
 _VECTOR = "lbfgs."
 """Before a vector's name, where it stands beside the optimizer's words for its state."""
-
-
-class Gradients:
-    """Views of one worker's gradient memory for the slices of a shard. Made once, used every push."""
-
-    def __init__(self, base: Tensor, layout: Layout, slices: Sequence[Slice]) -> None:
-        self.flat = [flat_view(base, s) for s in slices]
-        self.segments = [[segment_view(base, layout, g) for g in s.segments] for s in slices]
-
-
-@dataclass(slots=True)
-class Contribution:
-    """One worker's part of an update."""
-
-    worker: int
-    gradients: Gradients
-    weight: float = 1.0
-    missing: frozenset[int] = frozenset()
-    """Tensors that got no gradient in this step."""
-    scale: float = 1.0
-    """How much of its step is made (damping by staleness)."""
-    backup: Sequence[Tensor] = ()
-    """The parameters that it was computed from, slice by slice, where the damping needs them."""
-    checked: bool = False
-    """Its worker found it finite, in this same memory."""
-    groups: Collection[int] | None = None
-    """Parameter groups that it is for, where the run has several optimizers; None: all."""
-
-    def touches(self, piece: Slice) -> bool:
-        """Whether it has anything for a slice."""
-        return self.groups is None or piece.group in self.groups
-
-
-@dataclass(slots=True)
-class _SliceState:
-    piece: Slice
-    owned: bool
-    """Whether this server answers for it; else it holds a copy, in memory of its own."""
-    flat: Tensor
-    segments: list[Tensor]
-    optimizer: torch.optim.Optimizer
-    step: Callable[[], Any]
-    settings: Any = None
-    holds: Any = None
-    """Whose gradient views the segments' .grad are now: a worker's Gradients, or the address of a mean."""
-    gap: Tensor | None = None
-    gap_steps: int = 0
-    """The mean length of a step, element by element, and over how many (gap-aware damping)."""
-    sound: bool = False
-    """Parameters and optimizer state are known to be finite: the processor's flags tell of an overflow."""
-    regular: bool = True
-    """All numbers among the settings are finite."""
-    alarms: int = 0
-    """Updates in a row after which everything had to be looked at, although flags can be read."""
-    vectors: dict[str, Tensor] = field(default_factory=dict)
-    """Sandblaster's, beside w, which is `flat`: the sum of gradients g, and what L-BFGS remembers."""
-
-
-class _Scratch(threading.local):
-    """Memory for one slice, for each lane its own."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._memory = torch.empty(nbytes, dtype=torch.uint8)
-
-    def of(self, piece: Slice) -> Tensor:
-        return self._memory[: piece.nbytes].view(dtype_named(piece.dtype))
 
 
 class Shard:
@@ -154,7 +86,7 @@ class Shard:
         self.base = base
         self._flags = float_flags()
         self._refusals: list[int] = []
-        self._states: list[_SliceState] = []
+        self._states: list[SliceState] = []
         self._apart: Tensor | None = None
         for piece in self.slices:
             mine = owned is None or piece.index in owned
@@ -164,11 +96,11 @@ class Shard:
                 flat.copy_(flat_view(base, piece))
             segments = [segment_view(memory, layout, g) for g in piece.segments]
             optimizer = spec.build(piece.group, segments, allowed)
-            state = _SliceState(piece, mine, flat, segments, optimizer, bare_step(optimizer))
+            state = SliceState(piece, mine, flat, segments, optimizer, bare_step(optimizer))
             state.regular = _regular(optimizer.param_groups[0])
             self._states.append(state)
         self._lanes = Lanes(min(lanes, len(self.slices)) if self.nbytes > _SMALL_SHARD_BYTES else 1)
-        self._scratch = _Scratch(max((piece.nbytes for piece in self.slices), default=0))
+        self._scratch = Scratch(max((piece.nbytes for piece in self.slices), default=0))
         self._means: list[Tensor] = []
         self._reduced: list[Sequence[Contribution]] = []
         self._reduced_scales: list[float] = []
@@ -246,7 +178,7 @@ class Shard:
             state = self._states[i]
             if mine := [c for c in contributions if c.touches(state.piece)]:
                 self._step(i, state, mine, settings)
-            _refresh(copies, i, state.flat)
+            refresh(copies, i, state.flat)
             if on_slice is not None and state.owned:
                 on_slice(i)
 
@@ -255,7 +187,7 @@ class Shard:
     def _step(
         self,
         i: int,
-        state: _SliceState,
+        state: SliceState,
         contributions: Sequence[Contribution],
         settings: Sequence[dict[str, Any]] | None,
     ) -> None:
@@ -263,13 +195,13 @@ class Shard:
         watched = self._watch(state)
         if len(contributions) == 1:
             only = contributions[0]
-            if not only.checked and not _finite(only.gradients.flat[i]):
+            if not only.checked and not finite(only.gradients.flat[i]):
                 self._refusals.append(only.worker)
                 return
             if only.backup:
                 corrected = self._scratch.of(state.piece)
                 self._correct(state, only.gradients.flat[i], only.backup[i], corrected)
-                if not _finite(corrected):
+                if not finite(corrected):
                     self._refusals.append(only.worker)
                     return
                 self._hand_over_mean(state, corrected, contributions)
@@ -304,7 +236,7 @@ class Shard:
 
     def _apply(
         self,
-        state: _SliceState,
+        state: SliceState,
         settings: Sequence[dict[str, Any]] | None,
         scale: float,
         *,
@@ -339,10 +271,10 @@ class Shard:
             self._begin_watching(state)
         if before is not None and state.gap is not None:
             state.gap_steps += 1
-            moved = _wide(before).sub_(state.flat).abs_()
+            moved = wide(before).sub_(state.flat).abs_()
             state.gap.lerp_(moved.clamp_(max=torch.finfo(moved.dtype).max), 1 / state.gap_steps)
 
-    def _watch(self, state: _SliceState) -> bool:
+    def _watch(self, state: SliceState) -> bool:
         """Begin to watch for an overflow, if the slice's numbers are known to be finite."""
         if self._flags is None or not state.sound or torch.get_num_threads() > 1:
             return False  # flags are a thread's own: torch must compute in this one
@@ -352,7 +284,7 @@ class Shard:
     def _overflowed(self) -> bool:
         return self._flags is None or self._flags.raised()
 
-    def _begin_watching(self, state: _SliceState) -> None:
+    def _begin_watching(self, state: SliceState) -> None:
         """The parameters were found to be finite. If the optimizer's state is, flags are enough from here on.
 
         They are not where every update raises one: then this is given up.
@@ -363,11 +295,11 @@ class Shard:
         state.alarms += 1
         if state.alarms <= _MOST_ALARMS:
             values = (v for kept in state.optimizer.state.values() for v in kept.values())
-            state.sound = all(_finite(v) for v in values if isinstance(v, Tensor) and v.is_floating_point())
+            state.sound = all(finite(v) for v in values if isinstance(v, Tensor) and v.is_floating_point())
 
-    def _check_updated(self, state: _SliceState) -> None:
+    def _check_updated(self, state: SliceState) -> None:
         """UpdateOverflow if a parameter of the slice is not finite."""
-        if _finite(state.flat):
+        if finite(state.flat):
             return
         for g, tensor in zip(state.piece.segments, state.segments, strict=True):
             if not bool(torch.isfinite(tensor).all()):
@@ -379,7 +311,7 @@ class Shard:
                     "so far are not affected."
                 )
 
-    def _correct(self, state: _SliceState, gradient: Tensor, backup: Tensor, out: Tensor) -> None:
+    def _correct(self, state: SliceState, gradient: Tensor, backup: Tensor, out: Tensor) -> None:
         """The gradient as it would be at the present parameters, as far as one can tell."""
         if out.element_size() == 2:
             gradient, wide = gradient.float(), torch.sub(state.flat.float(), backup.float())
@@ -415,10 +347,10 @@ class Shard:
             centre = self._states[i].flat
             moved = centre
             if values is not None and (groups is None or self._states[i].piece.group in groups):
-                mine, theirs = _wide(centre), _wide(values.flat[i])
+                mine, theirs = wide(centre), wide(values.flat[i])
                 scratch = self._scratch.of(self._states[i].piece)
                 difference = torch.sub(theirs, mine, out=None if mine is not centre else scratch).mul_(alpha)
-                if _finite(difference):
+                if finite(difference):
                     mine.add_(difference)
                     # Not in the worker's memory: a server that holds a copy reads it, too.
                     moved = torch.sub(theirs, difference, out=difference)
@@ -427,7 +359,7 @@ class Shard:
                     self._check_updated(self._states[i])
                 else:
                     self._refusals.append(worker)
-            _refresh(copies, i, moved)
+            refresh(copies, i, moved)
             if on_slice is not None and self._states[i].owned:
                 on_slice(i)
 
@@ -435,32 +367,30 @@ class Shard:
 
     def _mean(self, i: int, out: Tensor, contributions: Sequence[Contribution]) -> Sequence[Contribution]:
         """The weighted mean of slice `i` into `out`, in the order given; returns who is in it."""
-        _sum_into(out, i, contributions)
+        sum_into(out, i, contributions)
         # Only of two-byte floats are finite ones soon too large together.
         checked = out.element_size() > 2 and all(c.checked for c in contributions)
-        if checked or _finite(out):
+        if checked or finite(out):
             return contributions
         good = []
         for c in contributions:
-            if _finite(c.gradients.flat[i]):
+            if finite(c.gradients.flat[i]):
                 good.append(c)
             else:
                 self._refusals.append(c.worker)
         if good:
-            _sum_into(out, i, good)
-            if not _finite(out):  # finite parts, but their sum is not
+            sum_into(out, i, good)
+            if not finite(out):  # finite parts, but their sum is not
                 for c in good:
                     self._refusals.append(c.worker)
                 return []
         return good
 
-    def _hand_over(self, state: _SliceState, gradients: Sequence[Tensor], missing: Collection[int]) -> None:
+    def _hand_over(self, state: SliceState, gradients: Sequence[Tensor], missing: Collection[int]) -> None:
         for g, tensor, gradient in zip(state.piece.segments, state.segments, gradients, strict=True):
             tensor.grad = None if g.tensor in missing else gradient
 
-    def _hand_over_mean(
-        self, state: _SliceState, mean: Tensor, contributions: Sequence[Contribution]
-    ) -> None:
+    def _hand_over_mean(self, state: SliceState, mean: Tensor, contributions: Sequence[Contribution]) -> None:
         """A tensor is skipped only if no worker had a gradient for it; absent ones count as zero."""
         missing = frozenset.intersection(*(c.missing for c in contributions))
         if state.holds != mean.data_ptr() or missing:
@@ -511,7 +441,7 @@ class Shard:
                     self._means[i].mul_(scale)
                 self._hand_over_mean(state, self._means[i], self._reduced[i])
                 self._apply(state, settings, self._reduced_scales[i])
-            _refresh(copies, i, state.flat)
+            refresh(copies, i, state.flat)
             if on_slice is not None and state.owned:
                 on_slice(i)
 
@@ -577,10 +507,10 @@ class Shard:
                 self._check_updated(state)
             for g, tensor in zip(state.piece.segments, state.segments, strict=True):
                 name = self.layout.tensors[g.tensor].name
-                found[StateBook.key(name, "", g.start, g.stop)] = _detached(tensor, g.stop - g.start)
+                found[StateBook.key(name, "", g.start, g.stop)] = detached(tensor, g.stop - g.start)
                 for what, value in state.optimizer.state.get(tensor, {}).items():
                     if isinstance(value, Tensor):
-                        copy = _detached(value, g.stop - g.start)
+                        copy = detached(value, g.stop - g.start)
                         found[StateBook.key(name, what, g.start, g.stop)] = copy
                     elif isinstance(value, int | float):
                         kind = "#i" if isinstance(value, int) else "#f"
@@ -594,7 +524,7 @@ class Shard:
                         found[key] = vector[extent].clone()
         return found
 
-    def _extents(self, state: _SliceState) -> list[slice]:
+    def _extents(self, state: SliceState) -> list[slice]:
         """Where each segment lies in the slice, in elements."""
         start, item = state.piece.start, state.flat.element_size()
         bounds = [self.layout.byte_of(g) for g in state.piece.segments]
@@ -627,7 +557,7 @@ class Shard:
                         raise CheckpointError(
                             f"parameter {info.name!r} is not in the checkpoint with {info.numel:,} elements"
                         )
-                    _fill(tensor, value)
+                    fill(tensor, value)
                 kept: dict[str, Any] = {}
                 for what in book.kinds(info.name):
                     value = book.piece(info.name, what, g.start, g.stop)
@@ -638,14 +568,14 @@ class Shard:
                         kept[what[:-2]] = int(number) if what.endswith("#i") else number
                     elif value.numel() == tensor.numel() and value.dim():
                         kept[what] = torch.empty_like(tensor)
-                        _fill(kept[what], value)
+                        fill(kept[what], value)
                     else:
                         kept[what] = value.clone()
                 state.optimizer.state.pop(tensor, None)
                 if kept:
                     state.optimizer.state[tensor] = kept
 
-    def _restore_vectors(self, state: _SliceState, book: StateBook) -> None:
+    def _restore_vectors(self, state: SliceState, book: StateBook) -> None:
         state.vectors = {}
         for g, extent in zip(state.piece.segments, self._extents(state), strict=True):
             name = self.layout.tensors[g.tensor].name
@@ -656,72 +586,8 @@ class Shard:
                     whole[extent].copy_(value)
 
 
-def _refresh(copies: Sequence[Copy], i: int, values: Tensor) -> None:
-    for copy in copies:
-        into = copy[i]
-        if into is not None:
-            into.copy_(values)
-
-
-def _detached(tensor: Tensor, elements: int) -> Tensor:
-    """A copy: flat in memory order when it has one value for each element, else as it is."""
-    if tensor.numel() == elements and tensor.dim():
-        return torch.as_strided(tensor, (elements,), (1,)).clone() if _dense(tensor) else tensor.clone()
-    return tensor.detach().clone()
-
-
-def _dense(tensor: Tensor) -> bool:
-    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return reach == tensor.numel()
-
-
-def _fill(tensor: Tensor, flat: Tensor) -> None:
-    """Write values given in memory order into a dense tensor of any strides."""
-    torch.as_strided(tensor, (tensor.numel(),), (1,)).copy_(flat.reshape(-1))
-
-
-def _sum_into(out: Tensor, i: int, contributions: Sequence[Contribution]) -> None:
-    if out.element_size() == 2 and len(contributions) > 1:
-        wide = torch.empty_like(out, dtype=torch.float32)
-        _sum_all(wide, [c.gradients.flat[i].float() for c in contributions], contributions)
-        out.copy_(wide)
-    else:
-        _sum_all(out, [c.gradients.flat[i] for c in contributions], contributions)
-
-
-def _sum_all(out: Tensor, parts: Sequence[Tensor], contributions: Sequence[Contribution]) -> None:
-    """The weighted mean of `parts`, one of each contribution."""
-    first, *rest = contributions
-    total = math.fsum(c.weight for c in contributions)
-    if all(c.weight == first.weight for c in rest) and all(c.scale == 1.0 for c in contributions):
-        if rest:
-            torch.add(parts[0], parts[1], out=out)
-            for part in parts[2:]:
-                out.add_(part)
-            out.div_(len(contributions))
-        else:
-            out.copy_(parts[0])
-        return
-    torch.mul(parts[0], first.scale * first.weight / total, out=out)
-    for part, c in zip(parts[1:], rest, strict=True):
-        out.add_(part, alpha=c.scale * c.weight / total)
-
-
 def _regular(settings: dict[str, Any]) -> bool:
     """Whether all numbers among an optimizer's settings are finite."""
     numbers = [settings, *(v for v in settings.values() if isinstance(v, tuple | list) and len(v) <= 4)]
     found = [n for each in numbers for n in (each.values() if isinstance(each, dict) else each)]
     return all(math.isfinite(n) for n in found if isinstance(n, float))
-
-
-def _wide(flat: Tensor) -> Tensor:
-    """A copy of two-byte floats as float32; others themselves."""
-    return flat.float() if flat.element_size() == 2 else flat
-
-
-def _finite(flat: Tensor) -> bool:
-    """One reduction in the common case: a NaN or an infinity makes any sum non-finite."""
-    if protection.resting:
-        return True
-    total = flat.sum(dtype=torch.float32 if flat.element_size() == 2 else None)
-    return math.isfinite(total.item()) or bool(torch.isfinite(flat).all())

@@ -1,46 +1,44 @@
 """A whole run in one process and in virtual time: what a mode does to a model, without a cluster.
 
-The lead (mode machine, leases), the shard (updates) and the steppers (the workers' side) are the ones that
-run live; only time and the links are simulated. Compute times are given, so staleness is what unequal workers
-would really cause, and every run of a seed is the same.
+The decider (mode machine, leases), the executor (updates) and the steppers (the workers' side) are the ones
+that run live; only time and the links are simulated. Compute times are given, so staleness is what unequal
+workers would really cause, and every run of a seed is the same.
 """
 
 import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import assert_never
+from dataclasses import dataclass, field
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.decider import Lead
+from paceline.comm.faults import Faults
+from paceline.core.decider import Decider
 from paceline.core.descent import Descent
-from paceline.core.events import Push
+from paceline.core.events import Answered, Push, Spoiled
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import PushId, parse_mode
-from paceline.core.steps import (
-    AddStep,
-    AdmitStep,
-    ApplyStep,
-    AskStep,
-    AssignStep,
-    CheckpointStep,
-    CommitStep,
-    DropStep,
-    HoldStep,
-    LeaveStep,
-    LoadStep,
-    ModeStep,
-    PlaceStep,
-    ReduceStep,
-    Steps,
-    VectorsStep,
-    WeightedPush,
+from paceline.core.steps import Steps
+from paceline.observe.spans import NO_SPANS
+from paceline.params import Layout, OptimizerSpec, Placement, bind, describe, tensor_views
+from paceline.ps.config import ServerConfig
+from paceline.ps.executor import Executor, Pushed
+from paceline.ps.outcomes import (
+    Forgotten,
+    ModeChanged,
+    Outcome,
+    Placed,
+    PushSpoiled,
+    Reduced,
+    SlicesDue,
+    SnapshotTaken,
+    VectorAnswers,
 )
-from paceline.params import OptimizerSpec, bind, describe, tensor_views
-from paceline.ps.shard import Contribution, Gradients, Shard
+from paceline.ps.peers import WorkerPeer
+from paceline.ps.shard import Gradients, Shard
 from paceline.worker.steppers import (
     Request,
     Stepper,
@@ -60,8 +58,6 @@ class _Worker:
     rank: int
     model: nn.Module
     stepper: Stepper
-    pushed: Gradients
-    held: dict[PushId, Gradients] = field(default_factory=dict)
     sequence: int = 0
     read_version: int = 0
     lease: Lease | None = None
@@ -69,10 +65,36 @@ class _Worker:
     unsent_samples: int = 0
     requests: Iterator[Request] | None = None
     request: Request | None = None
-    backup: list[Tensor] | None = None
     epoch: int = 0
     waited: float = 0.0
     idle_since: float = 0.0
+
+
+class _SimulatedPeer(WorkerPeer):
+    """A worker as the executor sees it: its gradients and its copy of the parameters are in this process.
+
+    Args:
+        admitted: called with the worker, the version, and whether it has fresh parameters.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        gradients: Gradients,
+        copy: list[Tensor],
+        admitted: Callable[[int, int, bool], None],
+    ) -> None:
+        no_link: Any = None
+        super().__init__(no_link, worker, incarnation=0)
+        self.gradients, self.copy = gradients, copy
+        self._admitted = admitted
+        self._version = 0
+
+    def start_admit(self, body: dict[str, Any]) -> None:
+        self._version = body["version"]
+
+    def end_admit(self) -> None:
+        self._admitted(self.worker, self._version, self.fetches)
 
 
 class SimulatedRun:
@@ -110,45 +132,51 @@ class SimulatedRun:
         self._step_s, self._jitter, self._latency_s = list(step_s), jitter, latency_s
         self._random = random.Random(seed)
         self._seed = seed
-        self._lead = Lead(self.mode)
-        self._lead.book = LeaseBook(
-            samples=samples,
-            batch_size=batch_size,
-            drop_last=False,
-            by_round=self.mode.by_round,
-            copies=self.mode.copies,
-        )
+        self._decider = Decider(self.mode)
+        config = ServerConfig(rank=0, servers=1, workers=len(step_s), mode=mode, run_dir="", deadline_s=0.0)
+        self._executor = Executor(config, Faults.parse(""), NO_SPANS)
         self._events: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
         self._orders: dict[int, Tensor] = {}
         self._until = 0
         self._on_epoch: Callable[[int], None] | None = None
         self._workers: dict[int, _Worker] = {}
+        book = LeaseBook(
+            samples=samples,
+            batch_size=batch_size,
+            drop_last=False,
+            by_round=self.mode.by_round,
+            copies=self.mode.copies,
+        )
         for rank in range(len(step_s)):
             torch.manual_seed(seed)
-            self._join(rank, model(), optimizer)
+            self._join(rank, model(), optimizer, book)
         for rank in self._workers:
-            self._lead.join(rank, 0)
+            self._decider.join(rank, 0)
         torch.manual_seed(seed)
         self.model = model()
         """With the servers' parameters."""
         bind(self._parameters_of(self.model), tensor_views(self._base, self._layout))
 
-    def _join(self, rank: int, model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    def _join(
+        self,
+        rank: int,
+        model: nn.Module,
+        make: Callable[[nn.Module], torch.optim.Optimizer],
+        book: LeaseBook,
+    ) -> None:
         optimizer = make(model)
         served = served_optimizer(self.mode, optimizer)
         layout, parameters = describe(model, optimizer)
         if not self._workers:
             self._layout = layout
             self._names = [t.name for t in layout.tensors]
-            self._base = torch.zeros(layout.nbytes, dtype=torch.uint8)
-            with torch.no_grad():
-                for p, view in zip(parameters, tensor_views(self._base, layout), strict=True):
-                    view.copy_(p)
             spec = OptimizerSpec.of(served)
-            self._shard = Shard(layout, spec, layout.slices, self._base, damping=self.mode.damping)
-            if self.mode.by_epoch:
-                self._lead.descent = Descent.of(spec.groups[0])
+            start = [p.detach().clone() for p in parameters]
+            placement = Placement.over(layout, [0], 0)
+            self._executor.adopt(layout, spec, None, placement, lambda slices: self._fill(layout, start))
+            descent = Descent.of(spec.groups[0]) if self.mode.by_epoch else None
+            self._decider.begin(book, 1, descent)
         slot, base = torch.zeros_like(self._base), self._base.clone()
         near = base.clone() if self.mode.local else base
         bind(parameters, tensor_views(near, layout))
@@ -160,10 +188,24 @@ class SimulatedRun:
             optimizer,
             local_step_of(optimizer),
         )
-        worker = _Worker(rank, model, stepper, Gradients(slot, layout, layout.slices))
-        if self.mode.remembers_reads:
-            worker.backup = self._shard.flats(self._base.clone())
-        self._workers[rank] = worker
+        self._workers[rank] = _Worker(rank, model, stepper)
+        gradients = Gradients(slot, layout, layout.slices)
+        peer = _SimulatedPeer(rank, gradients, self._shard.flats(base), self._admitted)
+        self._executor.peers[rank] = peer
+        self._executor.keep_backup(peer)
+
+    def _fill(self, layout: Layout, values: Sequence[Tensor]) -> None:
+        for value, view in zip(values, tensor_views(self._base, layout), strict=True):
+            view.copy_(value)
+
+    @property
+    def _base(self) -> Tensor:
+        assert self._executor.base is not None
+        return self._executor.base
+
+    @property
+    def _shard(self) -> Shard:
+        return self._executor.present_shard
 
     def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
         named = dict(model.named_parameters())
@@ -172,14 +214,14 @@ class SimulatedRun:
     @property
     def staleness(self) -> float:
         """The mean over all applied pushes."""
-        counts = self._lead.totals.staleness
+        counts = self._decider.totals.staleness
         return sum(s * n for s, n in counts.items()) / max(1, sum(counts.values()))
 
     @property
     def accounts(self) -> list[dict[str, int]]:
         """What became of the samples of each epoch (LeaseBook.accounts)."""
-        assert self._lead.book is not None
-        return self._lead.book.accounts()
+        assert self._decider.book is not None
+        return self._decider.book.accounts()
 
     @property
     def idleness(self) -> float:
@@ -189,7 +231,7 @@ class SimulatedRun:
     @property
     def version(self) -> int:
         """Updates applied."""
-        return self._lead.version
+        return self._decider.version
 
     def train(self, epochs: int, on_epoch: Callable[[int], None] | None = None) -> None:
         """Run to the end; call it once.
@@ -207,7 +249,7 @@ class SimulatedRun:
                 worker.requests = worker.stepper.flush()
                 self._drive(worker)
             else:
-                self._act(self._lead.leave(worker.rank, 0, finished=True))
+                self._act(self._decider.leave(worker.rank, 0, finished=True))
         self._run()
 
     def _run(self) -> None:
@@ -222,18 +264,18 @@ class SimulatedRun:
 
     def _take(self, worker: _Worker) -> None:
         """Ask for the next lease; without one the worker rests until the lead has an answer."""
-        leases, steps = self._lead.take(worker.rank, worker.epoch, 1, wait=True)
+        leases, steps = self._decider.take(worker.rank, worker.epoch, 1, wait=True)
         if leases is None:
-            self._lead.carry(worker.rank, worker.unsent)
+            self._decider.carry(worker.rank, worker.unsent)
             worker.idle_since = self.time
         else:
-            self._granted(worker, leases, self._lead.over(worker.epoch))
+            self._granted(worker, leases, self._decider.over(worker.epoch))
         self._act(steps)
 
     def _granted(self, worker: _Worker, leases: tuple[Lease, ...], over: bool) -> None:
         if leases:
             worker.lease = leases[0]
-            if worker.read_version != self._lead.version and not self.mode.local:
+            if worker.read_version != self._decider.version and not self.mode.local:
                 self._fetch(worker)  # the others went on while it rested
             step_s = self._step_s[worker.rank] * (1 + self._jitter * self._random.uniform(-1, 1))
             self._wake_in(worker, step_s)
@@ -262,7 +304,7 @@ class SimulatedRun:
             self._take(worker)
 
     def _try_take(self, worker: _Worker) -> bool:
-        leases, _ = self._lead.take(worker.rank, worker.epoch, 1, wait=False)
+        leases, _ = self._decider.take(worker.rank, worker.epoch, 1, wait=False)
         if leases:
             self._granted(worker, leases, False)
         return bool(leases)
@@ -280,7 +322,9 @@ class SimulatedRun:
     def _exchange(self, worker: _Worker, request: Request) -> None:
         worker.request, worker.idle_since = request, self.time
         if not request.push:
-            self._admit(worker)
+            if request.fetch:
+                self._fetch(worker)
+            self._go_on(worker)
             return
         leases, samples = worker.unsent, worker.unsent_samples
         worker.unsent, worker.unsent_samples = [], 0
@@ -293,33 +337,42 @@ class SimulatedRun:
             samples=samples,
             leases=tuple(leases),
             void=not request.finite,
+            fetch=request.fetch,
         )
         worker.sequence += 1
-        self._act(self._lead.push(push))
+        here, peer = self._executor.pushed, self._executor.peers[worker.rank]
+        for older in [p for p, pushed in here.items() if pushed.peer is peer and not pushed.held]:
+            del here[older]
+        here[push.id] = Pushed(peer, peer.gradients, push.void, frozenset(request.missing))
+        self._act(self._decider.push(push))
 
-    def _admit(self, worker: _Worker) -> None:
-        """The worker goes on, a latency later, with what it fetched."""
-        assert worker.request is not None
-        if worker.request.fetch:
-            self._fetch(worker)
+    def _admitted(self, rank: int, version: int, fresh: bool) -> None:
+        """The servers have answered a worker, and given it fresh parameters if it wanted them."""
+        worker = self._workers[rank]
+        if fresh and self.mode.payload == "none":
+            self._fetch(worker)  # live it reads the servers' memory
+        elif fresh:
+            worker.read_version = version
+        self._go_on(worker)
+
+    def _go_on(self, worker: _Worker) -> None:
+        """The worker goes on, a latency later."""
         worker.request = None
         worker.waited += self.time - worker.idle_since + self._latency_s
         self._wake_in(worker, self._latency_s)
 
     def _fetch(self, worker: _Worker) -> None:
-        worker.read_version = self._lead.version
-        copies = [self._shard.flats(worker.stepper.memory.base)]
-        if worker.backup is not None:
-            copies.append(worker.backup)
-        self._shard.update((), None, copies)
+        peer = self._executor.peers[worker.rank]
+        worker.read_version = self._decider.version
+        self._shard.update((), None, [copy for copy in (peer.copy, peer.backup) if copy is not None])
 
     # --- the servers ------------------------------------------------------------------------------
 
     def _act(self, steps: Steps) -> None:
         self._execute(steps)
         while True:
-            answers, more = self._lead.granted(1)
-            while self.epochs < self._lead.epoch:
+            answers, more = self._decider.granted(1)
+            while self.epochs < self._decider.epoch:
                 self.epochs += 1
                 if self._on_epoch is not None:
                     self._on_epoch(self.epochs)
@@ -330,66 +383,25 @@ class SimulatedRun:
                 self._granted(self._workers[rank], leases, over)
 
     def _execute(self, steps: Steps) -> None:
-        for step in steps:
-            match step:
-                case HoldStep(push):
-                    self._hold(self._workers[push.worker], push)
-                case ApplyStep(pushes):
-                    self._apply(pushes)
-                case AdmitStep(rank):
-                    self._admit(self._workers[rank])
-                case AddStep(pushes):
-                    self._shard.add(self._contributions(pushes))
-                case AskStep(ops):
-                    self._act(self._lead.answered([self._shard.run(ops)]))
-                case VectorsStep(ops, kept):
-                    self._shard.move(ops, kept)
-                case DropStep(push):
-                    self._workers[push.worker].held.pop(push, None)
-                case LeaveStep():
-                    pass  # its memory stays: nobody comes in its place
-                case ReduceStep() | CommitStep() | AssignStep() | LoadStep() | ModeStep():
-                    raise NotImplementedError(f"a simulated run has no {step}")
-                case CheckpointStep() | PlaceStep():
-                    raise NotImplementedError(f"a simulated run has no {step}")
-                case _:
-                    assert_never(step)
+        self._executor.queue.extend(steps)
+        while (outcomes := self._executor.execute_next(_admit_body)) is not None:
+            for outcome in outcomes:
+                self._follow_from(outcome)
 
-    def _hold(self, worker: _Worker, push: PushId) -> None:
-        kept = Gradients(torch.empty_like(self._base), self._layout, self._layout.slices)
-        for mine, theirs in zip(kept.flat, worker.pushed.flat, strict=True):
-            mine.copy_(theirs)
-        worker.held[push] = kept
-
-    def _contributions(self, pushes: Sequence[WeightedPush]) -> list[Contribution]:
-        contributions = []
-        for rank, incarnation, sequence, weight, scale in pushes:
-            worker = self._workers[rank]
-            gradients = worker.held.pop(PushId(rank, incarnation, sequence), worker.pushed)
-            contributions.append(
-                Contribution(
-                    rank,
-                    gradients,
-                    float(weight),
-                    frozenset(worker.request.missing if worker.request else ()),
-                    float(scale),
-                    worker.backup or (),
-                )
-            )
-        return contributions
-
-    def _apply(self, pushes: Sequence[WeightedPush]) -> None:
-        contributions = self._contributions(pushes)
-        if self.mode.payload == "elastic":
-            worker = self._workers[contributions[0].worker]
-            alpha = contributions[0].scale
-            moved = self._shard.flats(worker.stepper.memory.base)
-            self._shard.mix(worker.rank, contributions[0].gradients, alpha, [moved])
-            assert worker.request is not None
-            worker.request = replace(worker.request, fetch=False)
-            worker.read_version = self._lead.version
-        elif self.mode.payload != "none":
-            self._shard.update(contributions, None)
+    def _follow_from(self, outcome: Outcome) -> None:
+        match outcome:
+            case VectorAnswers(answers):
+                held = [*self._executor.queue]  # what follows an ask waits for what comes of it
+                self._executor.queue.clear()
+                self._act([*self._decider.decide(Answered((tuple(answers),))).steps, *held])
+            case PushSpoiled(worker):
+                self._decider.decide(Spoiled(worker))
+            case Forgotten(peer):
+                del self._executor.peers[peer.worker]
+            case Reduced() | Placed() | SlicesDue() | ModeChanged() | SnapshotTaken():
+                raise NotImplementedError(f"a simulated run has no {outcome}")
+            case _:
+                assert_never(outcome)
 
     def _indices(self, lease: Lease) -> list[int]:
         order = self._orders.get(lease.epoch)
@@ -398,3 +410,7 @@ class SimulatedRun:
             order = self._orders[lease.epoch] = torch.randperm(self._samples, generator=generator)
             self._orders.pop(lease.epoch - 2, None)
         return [i for start, stop in lease.ranges for i in order[start:stop].tolist()]
+
+
+def _admit_body(worker: int, version: int) -> dict[str, Any]:
+    return {"version": version}

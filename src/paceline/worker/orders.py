@@ -6,7 +6,7 @@ workers that have drawn a different number of times (one was replaced, say) agre
 
 A sampler that counts epochs by itself is told them (`set_epoch`), or drawn once for every epoch that this
 worker has not drawn, so that its count is right. What a sampler keeps elsewhere nobody can put back: workers
-send a fingerprint of what they have drawn, and the lead compares (`Lead.order`).
+send a fingerprint of what they have drawn, and the lead compares (`Decider`).
 """
 
 import contextlib

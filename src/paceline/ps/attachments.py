@@ -1,0 +1,303 @@
+"""Attachments: how workers attach to a server, what they send, and links that break."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from paceline.comm import Connection, Frame, Hub, Kind, Region
+from paceline.comm.compression import parse_compression
+from paceline.comm.frames import field
+from paceline.comm.transfer import Transfer
+from paceline.core.modes import PushId
+from paceline.exceptions import (
+    FrameError,
+    LayoutMismatch,
+    LinkError,
+    UsageError,
+)
+from paceline.observe.spans import Recorder
+from paceline.params import StateBook
+from paceline.ps.executor import Executor, Pushed
+from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
+from paceline.ps.saving import for_others, read_blob
+
+__all__ = ["Attachments", "rank_of", "saved_part"]
+
+log = logging.getLogger("paceline.server")
+
+BACK_S = 5.0
+"""How long a worker whose link broke may take to come back, if we cannot see whether its process is there."""
+
+
+class Attachments:
+    """The workers that are attached to a server: their links, and what they sent. The main thread only.
+
+    It knows nothing of the server's role, so a follower that leads from now on takes it over as it is.
+
+    Args:
+        hub: reads links that have no thread of their own.
+        spans: records what those threads do.
+    """
+
+    def __init__(self, executor: Executor, hub: Hub, spans: Recorder) -> None:
+        self.answered_before: dict[int, int] = {}
+        """Of each worker the last request that was answered before this server was in the order."""
+        self.buffers: dict[str, Tensor] = {}
+        """For workers that join later: the newest buffers (BatchNorm statistics, …) that any worker sent, and
+        what worker 0's script keeps. Empty before the first."""
+        self._executor = executor
+        self._hub = hub
+        self._spans = spans
+
+    # --- links that break -------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        """Whether a worker's link is broken, and may yet go on over another socket."""
+        return any(peer.broken_since is not None for peer in self._executor.peers.values())
+
+    def link_broke(self, peer: WorkerPeer) -> None:
+        """A worker's link ended. Unless its process did, it may come back over another socket."""
+        peer.broken_since = peer.broken_since or time.monotonic()
+
+    def lost(self) -> list[WorkerPeer]:
+        """Workers whose links are gone for good. Most likely their processes are, too."""
+        found = []
+        for peer in self._executor.peers.values():
+            since = peer.broken_since
+            if since is None:
+                continue
+            if not peer.connection.keeps or (
+                has_ended(peer.pid) if peer.pid else time.monotonic() - since > BACK_S
+            ):
+                found.append(peer)
+        return found
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        """A connection is over; perhaps a worker's."""
+        for peer in list(self._executor.peers.values()):
+            if peer.connection is connection:
+                log.info("%s: %s", peer.name, reason)
+                self.link_broke(peer)
+
+    def resume(self, connection: Connection, body: dict[str, Any]) -> None:
+        """A worker's link goes on over another socket."""
+        peer = self._executor.peers.get(rank_of(connection))
+        if peer is None or peer.incarnation != field(body, "incarnation", int) or not peer.connection.keeps:
+            raise LinkError(f"{connection.peer} has no link here that could go on")
+        self._hub.release(connection)
+        self._hub.release(peer.connection)
+        log.info("%s is back over another socket", peer.name)
+        peer.broken_since = None
+        try:
+            peer.resume(connection, field(body, "resume", int))
+        except LinkError as error:
+            log.info("%s: %s", peer.name, error)
+            self.link_broke(peer)
+            return
+        if isinstance(peer, ShmPeer):
+            self._hub.add(peer.connection)
+
+    # --- coming and going -------------------------------------------------------------------------
+
+    def attach(self, connection: Connection, frame: Frame, leave: Callable[[WorkerPeer], None]) -> WorkerPeer:
+        """A worker attaches.
+
+        Args:
+            leave: called with the process in whose place it comes, which is gone.
+        """
+        if self._executor.layout is None or self._executor.shard is None or self._executor.base is None:
+            raise FrameError("attached before the run has a model")
+        rank = rank_of(connection)
+        incarnation = field(frame.body, "incarnation", int)
+        if frame.body.get("fingerprint") != self._executor.layout.fingerprint:
+            raise LayoutMismatch(f"worker:{rank} attached with another layout")
+        transfer = self._transfer_of(rank, frame.body)
+        older = self._executor.peers.get(rank)
+        if older is not None:
+            if older.incarnation >= incarnation:
+                raise FrameError(f"worker:{rank} is here already as incarnation {older.incarnation}")
+            leave(older)
+        peer: WorkerPeer
+        if connection.local and not field(frame.body, "inline", bool, False):
+            if len(frame.descriptors) != 1:
+                raise FrameError("a worker on this host attaches with its memory")
+            region = Region.attach(frame.descriptors[0], 2 * self._executor.layout.nbytes)
+            peer = ShmPeer(connection, rank, incarnation, region, self._executor.layout, self._executor.shard)
+            peer.may_share = field(frame.body, "in_place", bool)
+            peer.read_in_place(self._executor.mode.in_place or self._executor.mode.needs_memory)
+        else:
+            self._hub.release(connection)  # from here on its own thread reads it
+            peer = InlinePeer(
+                connection,
+                rank,
+                incarnation,
+                self._executor.layout,
+                self._executor.shard,
+                transfer=transfer,
+                # Sent straight from the parameters where nobody can write to them meanwhile.
+                in_place=self._executor.mode.in_place
+                or (
+                    self._executor.config.workers == 1
+                    and not self._executor.peers
+                    and not self._executor.mode.local
+                ),
+                sends=frame.body.get("sends"),
+                groups_of=self._executor.groups_of,
+                post=self._from_thread,
+                lane=self._spans.lane(f"worker:{rank}"),
+            )
+        peer.told = self._executor.placement.number
+        peer.pid = field(frame.body, "pid", int, 0) if connection.same_host else 0
+        if field(frame.body, "keeps", bool, False):
+            connection.keep()
+        self._executor.keep_backup(peer)
+        for other in self._executor.peers.values():  # who was alone is not any more
+            other.read_in_place(self._executor.mode.in_place or self._executor.mode.needs_memory)
+        self._executor.peers[rank] = peer
+        self.answered_before.pop(rank, None)
+        return peer
+
+    def _transfer_of(self, rank: int, body: dict[str, Any]) -> Transfer:
+        """How an attaching worker writes gradients, and how it wants replies."""
+        try:
+            return Transfer(
+                compress=parse_compression(field(body, "compress", str, "none")),
+                compress_replies=field(body, "compress_replies", bool, False),
+            )
+        except UsageError as error:
+            raise FrameError(
+                f"worker:{rank} writes its gradients in a way that {self._executor.name} does not know: "
+                f"{error}"
+            ) from None
+
+    def welcome(self, peer: WorkerPeer, **facts: Any) -> None:
+        """Send an attached worker the parameters."""
+        assert self._executor.shard is not None and self._executor.base is not None
+        copies = [c for c in (peer.copy, peer.backup) if c is not None]
+        if copies:
+            self._executor.shard.update((), None, copies)
+        with contextlib.suppress(LinkError):  # it died: its link says so by itself
+            if isinstance(peer, InlinePeer):
+                peer.welcome({**facts, "owned": self._executor.placement.owned(self._executor.config.rank)})
+            else:
+                peer.connection.send(Kind.ATTACHED, facts)
+
+    def _from_thread(self, peer: InlinePeer, frame: Frame | None, reason: str) -> None:
+        if frame is None and peer.connection.keeps:
+            used = peer.used
+            self._hub.post(lambda: self._link_ended(peer, used, reason))
+        elif frame is None:
+            self._hub.post(lambda: self._hub.end(peer.connection, reason))
+        else:
+            received = frame
+            self._hub.post(lambda: self._hub.handle(peer.connection, received))
+
+    def _link_ended(self, peer: InlinePeer, used: int, reason: str) -> None:
+        """Its thread has given up on a socket; it may have been given another one since."""
+        if peer.given == used and self._executor.peers.get(peer.worker) is peer:
+            log.info("%s: %s", peer.name, reason)
+            self.link_broke(peer)
+
+    def detach(self, peer: WorkerPeer, *, finished: bool) -> None:
+        """A worker is gone, in order (`finished`) or not."""
+        self._hub.release(peer.connection)
+        if self._executor.peers.get(peer.worker) is peer:
+            del self._executor.peers[peer.worker]
+        log.info("%s %s", peer.name, "finished" if finished else "is gone")
+        if any(pushed.peer is peer and not pushed.held for pushed in self._executor.pushed.values()):
+            peer.connection.close()  # its gradient memory is still due
+        else:
+            peer.close()
+
+    # --- what workers send ------------------------------------------------------------------------
+
+    def peer_of(self, connection: Connection) -> WorkerPeer:
+        peer = self._executor.peers.get(rank_of(connection))
+        if peer is None or peer.connection is not connection:
+            raise FrameError(f"{connection.peer} has not attached")
+        return peer
+
+    def skips(self, peer: WorkerPeer, body: dict[str, Any]) -> bool:
+        """Whether a request was answered without us, before we were in the order."""
+        if field(body, "n", int) > self.answered_before.get(peer.worker, 0):
+            return False
+        peer.asked = None
+        peer.skip()
+        return True
+
+    def receive_push(self, peer: WorkerPeer, body: dict[str, Any]) -> PushId:
+        push = PushId(peer.worker, peer.incarnation, field(body, "sequence", int))
+        if "settings" in body:
+            peer.settings = self._checked_settings(field(body, "settings", list))
+        missing = field(body, "missing", list, [])
+        if not all(isinstance(i, int) for i in missing):
+            raise FrameError("tensors without a gradient that are not numbers")
+        # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
+        # an earlier incarnation goes when the lead says that it is gone.)
+        here = self._executor.pushed
+        for older in [p for p, pushed in here.items() if pushed.peer is peer and not pushed.held]:
+            del here[older]
+        void = field(body, "void", bool, False)
+        self._executor.pushed[push] = Pushed(
+            peer, peer.gradients, void, frozenset(missing), self._executor.groups_of(body)
+        )
+        return push
+
+    def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
+        assert self._executor.spec is not None
+        if len(settings) != len(self._executor.spec.groups) or not all(isinstance(s, dict) for s in settings):
+            raise FrameError("settings that do not fit the parameter groups")
+        for given, known in zip(settings, self._executor.spec.groups, strict=True):
+            for name, value in given.items():
+                # What was a number stays one: the optimizer must not stumble over it later.
+                if isinstance(known.get(name), float | int) and not isinstance(value, float | int):
+                    raise FrameError(f"setting {name!r} is {value!r:.40}, expected a number")
+        return [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in settings]
+
+    def hear_buffers(self, part: Mapping[str, Tensor], worker: int) -> None:
+        """Keep what others start from of a worker's part of a checkpoint, which may be nothing else."""
+        self.buffers.update(for_others(part, worker))
+
+    def exchange_state(self, connection: Connection, frame: Frame) -> bool:
+        """A worker wants the optimizer state, or gives one (load_state_dict), to be taken over when the order
+        says so. Returns whether it gave one."""
+        executor, peer = self._executor, self.peer_of(connection)
+        if not frame.payload_bytes:
+            connection.send(Kind.STATE, {}, [memoryview(save(executor.present_shard.snapshot()))])
+            return False
+        blob = connection.read_blob(frame, MAX_STATE_BYTES)
+        load = PushId(peer.worker, peer.incarnation, field(frame.body, "number", int))
+        book = StateBook([read_blob(blob, "the optimizer state")])
+        executor.loads[load] = (book, executor.groups_of(frame.body))
+        return True
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process of this host has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return Path("/proc/self").exists()
+    return state in "ZX"
+
+
+def saved_part(connection: Connection, frame: Frame) -> tuple[str, dict[str, Tensor]]:
+    """A worker's part of a checkpoint, and the name of its file."""
+    rank = rank_of(connection)
+    blob = connection.read_blob(frame, MAX_STATE_BYTES)
+    return f"worker-{rank}.safetensors", read_blob(blob, f"what worker:{rank} saved")
+
+
+def rank_of(connection: Connection) -> int:
+    """The rank of the worker at the other end; FrameError if it is none."""
+    role, _, rank = connection.peer.partition(":")
+    if role != "worker":
+        raise FrameError(f"{connection.peer} is not a worker")
+    return int(rank)

@@ -1,0 +1,83 @@
+"""PartWriter: writes this server's part of a checkpoint, in a thread, while training goes on."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.comm.faults import Faults
+from paceline.exceptions import CheckpointError
+from paceline.observe.phases import Phase
+from paceline.observe.spans import Recorder
+from paceline.storage.checkpoint import write_part
+
+__all__ = ["PartWriter"]
+
+_BEHIND = 10
+"""The niceness of a thread that writes a checkpoint: a tenth of a busy core."""
+
+
+class PartWriter:
+    """One server's.
+
+    Args:
+        name: of the file.
+        faults: on purpose, for tests.
+        spans: records what the thread does.
+        post: has the main thread call a function.
+    """
+
+    def __init__(
+        self, name: str, faults: Faults, spans: Recorder, post: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self.progress: list[int] | None = None
+        """While a part is written: bytes written and bytes to write."""
+        self._name = name
+        self._faults = faults
+        self._spans = spans
+        self._post = post
+        self._written = 0
+
+    def write(
+        self, directory: Path, tensors: dict[str, Tensor], done: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Write the file. The main thread calls `done` with what the leader is to know of it."""
+        lane = self._spans.lane("checkpoint")
+        self._written += 1
+        fault = self._faults.at_checkpoint(self._written)
+        progress = self.progress = [0, sum(each.nbytes for each in tensors.values())]
+
+        def before_write(nbytes: int) -> None:
+            progress[0] += nbytes
+            if fault is not None:
+                fault()
+
+        def finish(body: dict[str, Any]) -> None:
+            self.progress = None
+            done({**body, "directory": str(directory)})
+
+        def write() -> None:
+            _give_way()
+            lane.enter(Phase.CHECKPOINT)
+            body: dict[str, Any]
+            try:
+                info = write_part(directory, self._name, tensors, before_write=before_write)
+                body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
+            except CheckpointError as error:
+                body = {"failed": str(error)}
+            lane.enter(Phase.IDLE)
+            self._post(lambda: finish(body))
+
+        threading.Thread(target=write, name="checkpoint part", daemon=True).start()
+
+
+def _give_way() -> None:
+    """Let the other threads of this host go first: whoever trains does not notice this one much."""
+    if sys.platform == "linux":  # where threads have priorities of their own
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BEHIND)
