@@ -165,7 +165,8 @@ class Case:
     @property
     def refused(self) -> str | None:
         """What the error says with which a run refuses this script; None if it takes it."""
-        return "sparse" if "sparse_embedding" in self.blocks else None
+        trained = self.blocks[1:] if self.groups == "partial" else self.blocks  # what is pushed
+        return "sparse" if "sparse_embedding" in trained else None
 
     @property
     def draws(self) -> int:

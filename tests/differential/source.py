@@ -412,7 +412,9 @@ def closure():
     out.add(body.text().rstrip("\n"), 2)
     after = _Writer()
     if case.flush:
-        after.add("if (i + 1) % ACCUMULATE != 0:")
+        # A GradScaler refuses a step without any gradient, as after a loop that was left at once.
+        given = "" if case.scaler == "none" else " and any(p.grad is not None for p in trained)"
+        after.add(f"if (i + 1) % ACCUMULATE != 0{given}:")
         inner = _Writer()
         _write_step(inner, case, step_wise)
         after.add(inner.text().rstrip("\n"), 1)
@@ -460,7 +462,9 @@ def _write_step(body: _Writer, case: Case, step_wise: bool) -> None:
         here = 'if HOW != "run":  # the servers do it\n    ' if _server_clips(case) else ""
         body.add(f"{here}nn.utils.clip_grad_norm_(trained, 0.5)")
     elif case.clip == "value":
-        body.add("nn.utils.clip_grad_value_(trained, 0.05)")
+        # torch refuses to clip nothing: trained parts may have no gradient yet, or none after an empty epoch.
+        body.add("if any(p.grad is not None for p in trained):")
+        body.add("nn.utils.clip_grad_value_(trained, 0.05)", 1)
     if case.scaler != "none":
         body.add("scaler.step(optimizer)\nscaler.update()")
     elif case.edit == "closure":
@@ -488,7 +492,7 @@ RESULT = {{
     "losses": losses,
     "evaluations": evaluations,
     "model": {{k: v.detach().clone() for k, v in model.state_dict().items()}},
-    "buffers": {{k: v.clone() for k, v in model.named_buffers()}},
+    "buffers": {{k: v.clone() for k, v in model.named_buffers(remove_duplicate=False)}},
     "optimizers": [copy.deepcopy(each.state_dict()) for each in ({optimizers},)],
     "average": {average},
     "rates": {"scheduler.get_last_lr()" if scheduler else "[]"},

@@ -55,6 +55,15 @@ def test_a_batch_without_backward_is_skipped() -> None:
     assert covered("RBSZ R RBSZ E") == ([[0], [2]], [1])
 
 
+def test_batches_are_passed_over_from_the_next_one_until_the_run_is_told() -> None:
+    account = Account()
+    for events, expected in (("IRBS", 0), ("R", 0), ("RBS", 1), ("RBRB", 1), ("S E", 1), ("I R", 1)):
+        play(account, events)
+        assert account.passed_over() == expected, events
+    account.take_skipped()
+    assert account.passed_over() == 0
+
+
 def test_an_overflow_skips_the_step_and_its_batches() -> None:
     """A gradient scaler leaves out the step; the script zeroes the gradients after it, or before backward."""
     assert covered("RBZ RBSZ E") == ([[1]], [0])

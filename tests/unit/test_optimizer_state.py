@@ -75,9 +75,17 @@ def test_state_is_the_same_after_a_round_trip(kind: str, frozen: bool) -> None:
     optimizer = stepped(kind, frozen=frozen)
     infos = infos_of(optimizer)
     state = optimizer.state_dict()
-    back = unpack_state(StateBook([pack_state(state, infos)]), infos, optimizer)
+    back = unpack_state(StateBook([pack_state(state, infos)]), infos, optimizer, fused=False)
     same(state["state"], back["state"])
     assert state["param_groups"] == back["param_groups"]
+
+
+def test_fused_kernels_count_the_steps_of_frozen_parameters_in_float32_too() -> None:
+    optimizer = torch.optim.Adagrad([torch.nn.Parameter(torch.ones(2), requires_grad=False)])
+    for state in optimizer.state.values():
+        state["step"] = state["step"].double()  # as under a default dtype of float64
+    for fused, dtype in ((False, torch.float64), (True, torch.float32)):
+        assert unpack_state(StateBook([]), [None], optimizer, fused=fused)["state"][0]["step"].dtype == dtype
 
 
 def test_adagrad_begins_with_its_constructors_value_whatever_its_groups_say() -> None:

@@ -51,7 +51,8 @@ class Worker:
     def __init__(self, run: FakeRun, make: Callable[[torch.optim.Optimizer], Any]) -> None:
         self.run = run
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
-        self.schedules = Schedules(run)
+        self.passed_over = 0
+        self.schedules = Schedules(run, lambda: self.passed_over)
         self.scheduler = make(self.optimizer)
         self.optimizer.step()
         self.schedules.prepare([self.scheduler], [self.optimizer])
@@ -238,9 +239,26 @@ def test_a_resumed_scheduler_goes_on_also_with_other_parts_of_an_epoch(kept):
     assert again.scheduler.last_epoch == (run.batches if kept else 20 * BATCH * run.batches // SAMPLES)
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_batches_that_the_script_skips_do_not_hold_its_scheduler_back(follows):
+    """`continue` for every other batch: the run hears of those when the epoch is over."""
+    run = FakeRun(2, follows=follows, samples=96)
+    each = [Worker(run, cosine(run.batches)) for _ in range(2)]
+    for k in range(run.batches):
+        if k % 2:
+            for worker in each:
+                worker.schedules.used()
+                worker.passed_over += 1
+            continue
+        run.done += 2 * BATCH
+        for worker in each:
+            worker.batch(0)
+    assert [worker.scheduler.last_epoch for worker in each] == [run.batches // 2] * 2
+
+
 def test_schedulers_are_known_from_when_they_are_made_and_their_parts_are_their_own():
     run = FakeRun(2)
-    schedules = Schedules(run)
+    schedules = Schedules(run, lambda: 0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     with schedules.watch():

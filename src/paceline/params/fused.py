@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-__all__ = ["allow_late_gradients", "kernel_works", "takes_fused", "use_fused"]
+__all__ = ["allow_late_gradients", "kernel_works", "narrow_step", "takes_fused", "use_fused"]
 
 log = logging.getLogger("paceline")
 
@@ -106,10 +106,10 @@ def _choose_kernels(optimizer: torch.optim.Optimizer) -> None:
         if suits and takes_fused(type(optimizer), group, group["params"]):
             group.update(fused=True, foreach=False)
             for p in group["params"]:
-                _narrow_step(optimizer.state.get(p, {}))
+                narrow_step(optimizer.state.get(p, {}))
 
 
-def _narrow_step(state: dict[str, Any]) -> None:
+def narrow_step(state: dict[str, Any]) -> None:
     """Fused kernels count steps in float32, whatever the default dtype was when the state was made."""
     if isinstance(state.get("step"), Tensor):
         state["step"] = state["step"].float()

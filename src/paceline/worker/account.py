@@ -117,6 +117,11 @@ class Account:
         """Whether a backward pass has added to gradients that no step has used yet."""
         return any(batch.state is _State.TRAINED for batch in self._open)
 
+    def passed_over(self) -> int:
+        """Batches before the last one that no step has covered and of which the run has not heard: the script
+        skips them, or trains on them later."""
+        return sum(b.state is not _State.TRAINED and b is not self._newest for b in self._open)
+
     # --- steps and pushes ---------------------------------------------------------------------------
 
     def end_step(self, *, keep: bool) -> None:

@@ -247,14 +247,15 @@ class JoinedRun:
             mine = f"{side.index}:" if side.index else ""
             side.stepper.load({k: v for k, v in _under(mine, steppers).items() if mine or ":" not in k})
             if inner and runs_here(self.memory.mode):
-                state = unpack_state(StateBook([inner]), side.infos(), side.optimizer)
+                state = unpack_state(StateBook([inner]), side.infos(), side.optimizer, fused=False)
                 side.optimizer.load_local_state(state)  # type: ignore[attr-defined]
 
     def optimizer_state(self, side: OptimizerSide) -> StateDict:
         """An optimizer's state_dict, with the state from where the optimizer runs."""
         if runs_here(self.memory.mode):
             return side.optimizer.local_state()  # type: ignore[attr-defined, no-any-return]
-        return unpack_state(StateBook(self.client.optimizer_state()), side.infos(), side.optimizer)
+        book = StateBook(self.client.optimizer_state())
+        return unpack_state(book, side.infos(), side.optimizer, fused=side.fused)
 
     # --- leaving ----------------------------------------------------------------------------------
 

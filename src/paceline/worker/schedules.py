@@ -35,7 +35,8 @@ def place(at: RunPlace, batches: int, since: int, calls: int, read: int) -> int:
         batches: a worker's part of an epoch, when the scheduler was made.
         since: `at.done` then.
         calls: how often this worker's script has stepped it,
-        read: and with how many batches. (Who accumulates gradients reads several for each call.)
+        read: and with how many batches, of those that `at.done` may hold. (Who accumulates gradients reads
+            several for each call.)
     """
     return max(0, at.done - since) * batches * calls // (at.whole * max(read, 1))
 
@@ -82,10 +83,16 @@ class ScheduleView(Protocol):
 
 
 class Schedules:
-    """All schedulers of a worker's script."""
+    """All schedulers of a worker's script.
 
-    def __init__(self, run: ScheduleView) -> None:
+    Args:
+        passed_over: how many of the batches that the script has read it has made no step with, and not told
+            the run so either. The run's count lacks them.
+    """
+
+    def __init__(self, run: ScheduleView, passed_over: Callable[[], int]) -> None:
         self._run = run
+        self._passed_over = passed_over
         self._made: list[weakref.ref[Any]] = []
         self._given: list[Any] = []
         self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
@@ -198,7 +205,7 @@ class Schedules:
         at, wanted = self._run.place(), pace.made + 1
         if at is not None:
             pace.batches = pace.batches or at.batches
-            there = place(at, pace.batches, pace.since, pace.calls, pace.read)
+            there = place(at, pace.batches, pace.since, pace.calls, pace.read - self._passed_over())
             if self._run.follows():
                 wanted = there
             elif (ahead := self._run.ahead()) is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.exceptions import UsageError
 from paceline.params import StateBook, TensorInfo, dtype_named
+from paceline.params.fused import narrow_step
 
 __all__ = [
     "ExchangingOptimizer",
@@ -172,12 +173,15 @@ def as_loaded(state: StateDict, infos: Sequence[TensorInfo | None], *, fused: bo
 
 
 def unpack_state(
-    book: StateBook, infos: Sequence[TensorInfo | None], optimizer: torch.optim.Optimizer
+    book: StateBook, infos: Sequence[TensorInfo | None], optimizer: torch.optim.Optimizer, *, fused: bool
 ) -> StateDict:
     """The inverse of `pack_state`: torch's state_dict, with the optimizer's present settings.
 
     Adagrad gives every parameter a state when it is made. Parameters that are not trained keep theirs in the
     worker's own optimizer, and it is found there.
+
+    Args:
+        fused: whether the servers use fused kernels, which count the steps of all parameters in float32.
     """
     state: dict[int, StateDict] = {}
     given = [p for group in optimizer.param_groups for p in group["params"]]
@@ -185,6 +189,8 @@ def unpack_state(
         if info is None:
             if own := optimizer.state.get(p):
                 state[index] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()}
+                if fused:
+                    narrow_step(state[index])
             continue
         kept: StateDict = {}
         for what in book.kinds(info.name):

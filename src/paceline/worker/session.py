@@ -82,7 +82,7 @@ class RunSession(Session):
         self._group_links = group
         self._account = Account()
         self._view = TrainingView(settings, self.kept)
-        self.schedules = Schedules(self._view)
+        self.schedules = Schedules(self._view, self._account.passed_over)
         self.kept.paces = self.schedules.paces
         self._view.schedulers = self.schedules.each
         self._data = LeasedData(
