@@ -21,7 +21,7 @@ import torch
 from paceline.api.jobs import latest_checkpoint
 from paceline.control import RunDirectory
 from paceline.observe import RunStatus
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.run_data import RunData
 from tests.integration.conftest import PRELUDE, Ran
 from tests.integration.test_faults import TOOLS, assert_every_sample_once
 from tests.speed import first

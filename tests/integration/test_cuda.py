@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.run_data import RunData
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,9 +7,10 @@ import pytest
 
 from paceline.cli import outcome
 from paceline.control import training_guard
-from paceline.observe import RunStatus, words
-from paceline.observe.report import diagnosis_of, known_facts
-from paceline.observe.run_data import RunData
+from paceline.observe import RunStatus
+from paceline.observe.analyse import wording
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.analyse.summary import diagnosis_of, known_facts
 from tests.speed import first
 
 SCRIPT = str(Path(__file__).parents[1] / "diverging" / "train.py")
@@ -34,7 +35,7 @@ def test_the_guard_brings_a_run_back(run, seed):
     assert status.lost_updates > 0 and status.restarts == 0
     assert_every_sample_once(status, epochs=4)
     assert status.metrics["loss"] < 0.1 < 10 < status.first_losses["loss"]
-    assert status.diverged is None and words.state(status) == "succeeded"
+    assert status.diverged is None and wording.state(status) == "succeeded"
     assert ran.run.record()["job"]["mode"] == "bsp"  # so does a resume
 
 
@@ -49,7 +50,7 @@ def test_a_run_that_diverges_is_named_as_what_it_is(run, capsys):
         assert knob in said
     assert status.restarts == 0
     assert status.diverged is not None and status.diverged.startswith("The run diverged: the loss ")
-    assert words.state(status) == "succeeded, but diverged"
+    assert wording.state(status) == "succeeded, but diverged"
     outcome.finish(status)
     assert "Succeeded, but diverged, after " in capsys.readouterr().err
     data = RunData(ran.run.path)

@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from paceline.control import RunDirectory
-from paceline.observe.facts import facts_of
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.facts import facts_of
+from paceline.observe.analyse.run_data import RunData
 from tests.integration.conftest import PRELUDE
 from tests.speed import first
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.comm.faults import FAULTS, OF_FRAMES
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.run_data import RunData
 from tests.integration.test_faults import TOOLS, assert_every_sample_once
 from tests.speed import first
 
@@ -143,7 +143,7 @@ for _, batches in until_enough(loader):
 
 
 def test_a_slow_worker_is_a_straggler(run, monkeypatch):
-    from paceline.observe.facts import facts_of
+    from paceline.observe.analyse.facts import facts_of
 
     monkeypatch.setenv(FAULTS, "slow worker:1@1-1000:20ms")
     ran = run(SOURCE, mode="bsp", **JOB)

@@ -12,10 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
-from paceline.observe.diagnosis import diagnose
-from paceline.observe.facts import facts_of
-from paceline.observe.phases import PHASES, Phase
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.diagnosis import diagnose
+from paceline.observe.analyse.facts import facts_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.phase import PHASES, Phase
 
 LOOP = """
 import time

@@ -14,7 +14,7 @@ import torch
 
 from paceline.api.jobs import execute
 from paceline.control import RunDirectory
-from paceline.observe.output import Screen
+from paceline.observe.record.output import Screen
 from paceline.plan import Job, make_plan
 from paceline.worker.program_runner import run_program
 from tests.speed import first

@@ -11,7 +11,7 @@ import pytest
 from paceline.collective import ring_bytes
 from paceline.core.modes import parse_mode
 from paceline.observe import RunStatus
-from paceline.observe.pace import pace_of
+from paceline.observe.record.pace import pace_of
 from tests.speed import first
 
 SOURCE = """

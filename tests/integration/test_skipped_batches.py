@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.observe import words
+from paceline.observe.analyse import wording
 
 SETUP = """
 def build():
@@ -44,7 +44,7 @@ for i, (x, y) in enumerate(loader):
     (account, *_) = ran.status.leases
     assert (account["applied"], account["skipped"], account["unused"]) == (13, 8, 0)
     assert ran.status.samples == 13 and ran.status.skipped == 8
-    assert words.trouble(ran.status) == ["8 samples skipped"]
+    assert wording.trouble(ran.status) == ["8 samples skipped"]
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(21, 6, generator=g).double(), torch.randint(0, 3, (21,), generator=g)
     torch.manual_seed(7)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from paceline.observe.run_data import RunData
+from paceline.observe.analyse.run_data import RunData
 from tests.speed import first
 
 SCRIPT = """

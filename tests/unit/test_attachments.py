@@ -12,7 +12,7 @@ from torch import nn
 from paceline.comm import Kind
 from paceline.comm.faults import Faults
 from paceline.core.sequencer import OrderLog
-from paceline.observe.spans import NO_SPANS
+from paceline.observe.record.spans import NO_SPANS
 from paceline.params import OptimizerSpec, Placement, describe
 from paceline.ps.attachments import Attachments
 from paceline.ps.config import ServerConfig

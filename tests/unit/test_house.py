@@ -53,7 +53,7 @@ LATE_CONSTRUCTORS = {
     "Placing._begin_placing",
     "Rows._begin",
 }
-STAND_INS = True
+STAND_INS = False
 """Modules at the old places of `observe` (tools/move_observe_imports.py deletes them)."""
 
 # --- the source -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from paceline.comm import Kind
 from paceline.comm.faults import Faults
 from paceline.core.sequencer import OrderLog
-from paceline.observe.spans import NO_SPANS
+from paceline.observe.record.spans import NO_SPANS
 from paceline.params import Placement
 from paceline.ps.attachments import Attachments
 from paceline.ps.executor import Executor

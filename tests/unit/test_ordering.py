@@ -11,7 +11,7 @@ from paceline.core.events import Leave
 from paceline.core.leases import Lease
 from paceline.core.steps import Steps
 from paceline.core.totals import Applied
-from paceline.observe.thinning import Thinning
+from paceline.observe.record.thinning import Thinning
 from paceline.ps.ordering import Ordering
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.push_record import PushRecord, open_pushes

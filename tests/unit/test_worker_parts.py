@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.core.modes import parse_mode
-from paceline.observe.spans import NO_SPANS
+from paceline.observe.record.spans import NO_SPANS
 from paceline.worker.exchange.run_news import RunNews
 from paceline.worker.part_saver import PartSaver
 from paceline.worker.resumption import Resumption

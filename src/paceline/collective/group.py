@@ -23,7 +23,7 @@ from paceline.collective.ring import RingReducer
 from paceline.collective.shared_memory import SharedMemoryReducer
 from paceline.comm import Connection, Region
 from paceline.exceptions import UsageError
-from paceline.observe.spans import NO_SPANS, Lane
+from paceline.observe.record.spans import NO_SPANS, Lane
 from paceline.params import Layout
 
 __all__ = ["ENDS", "Group"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.exceptions import DeadlineError, LinkError
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Lane
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Lane
 
 __all__ = ["Body", "GroupMessages", "names_of"]
 

@@ -13,7 +13,7 @@ from paceline.collective.group_messages import GroupMessages
 from paceline.collective.reducer import Reducer, is_finite
 from paceline.comm import Region
 from paceline.exceptions import DeadlineError, LinkError
-from paceline.observe.phases import Phase
+from paceline.observe.record.phase import Phase
 from paceline.params import Layout, dtype_named
 
 __all__ = ["RingReducer"]

@@ -15,8 +15,8 @@ from paceline.control.rundir import RunDirectory
 from paceline.core.run_machine import RunMachine
 from paceline.engines import Handover
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
-from paceline.observe.counting import go_on_from
-from paceline.observe.spans import unix_clock_ns
+from paceline.observe.record.counting import go_on_from
+from paceline.observe.record.spans import unix_clock_ns
 from paceline.plan import Plan, certificates_of
 
 __all__ = ["Beginning", "Predecessor", "new_run", "taken_over"]

@@ -6,7 +6,7 @@ from typing import Any
 from paceline.control.attempts import Attempt
 from paceline.control.rendezvous import HOST
 from paceline.control.rundir import RunDirectory
-from paceline.observe.thinning import value_rows
+from paceline.observe.record.thinning import value_rows
 from paceline.plan import Plan
 from paceline.plan.job import settings_for
 from paceline.plan.option import RoleKind

@@ -65,7 +65,7 @@ from paceline.core.run_decisions import (
 from paceline.engines import Engine, Exit
 from paceline.exceptions import CheckpointError, PacelineError, RoleFailed
 from paceline.observe import RunStatus, WorkerStatus
-from paceline.observe.tables import cut_torn, to_parquet
+from paceline.observe.record.tables import cut_torn, to_parquet
 from paceline.plan import Plan
 from paceline.storage.checkpoint import clean_temporary
 

@@ -8,15 +8,15 @@ from paceline.control.run_record import RunRecord
 from paceline.control.tail import Outputs
 from paceline.core.run_decisions import RunState
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
-from paceline.observe.counting import enter_ledgers
-from paceline.observe.ledger import Ledgers
-from paceline.observe.output import Piece
-from paceline.observe.resources import Sampler
-from paceline.observe.watch import Watch
+from paceline.observe.analyse.watch import Watch
+from paceline.observe.record.counting import enter_ledgers
+from paceline.observe.record.ledger import Ledgers
+from paceline.observe.record.output import OutputPiece
+from paceline.observe.record.resources import Sampler
 
 __all__ = ["StatusPublisher", "WatchCall"]
 
-WatchCall = Callable[[RunStatus, list[Piece]], None]
+WatchCall = Callable[[RunStatus, list[OutputPiece]], None]
 _SHOW_S = 0.1
 _WRITE_S = 1.0
 _LEDGERS_S = 0.5

@@ -5,7 +5,7 @@ from paceline.comm.messages import LeadReport, LoggedMetrics, ServerReport, Work
 from paceline.control.publishing import StatusPublisher
 from paceline.control.run_record import RunRecord
 from paceline.control.training_guard import TrainingGuard
-from paceline.observe.thinning import pushes_thinning
+from paceline.observe.record.thinning import pushes_thinning
 
 __all__ = ["RoleReports"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.control.rundir import RunDirectory
 from paceline.observe import RunStatus
-from paceline.observe.values import values_left_out
+from paceline.observe.record.values import values_left_out
 
 __all__ = ["RunRecord", "checkpoint_names"]
 

@@ -38,8 +38,8 @@ from paceline.control.lock import RunLock
 from paceline.core.modes import DEFAULTS, as_first_stored
 from paceline.exceptions import PlanError, RunNotFound, UsageError
 from paceline.observe import ENDED, RunStatus
-from paceline.observe.counting import resumed
-from paceline.observe.ledger import Ledgers
+from paceline.observe.record.counting import resumed
+from paceline.observe.record.ledger import Ledgers
 from paceline.plan import Job, Plan
 from paceline.storage.atomic import write_text_atomically
 from paceline.storage.names import check_name

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.engines.streams import ORDER, SUFFIXES, paths_of
-from paceline.observe.output import Piece, Stream
+from paceline.observe.record.output import OutputPiece, Stream
 
 __all__ = ["Outputs", "Tail"]
 
@@ -114,7 +114,7 @@ class Outputs:
             if rank.isdecimal():
                 self._tails[int(rank)] = Tail(path, at_end=True)
 
-    def new(self, workers: Iterable[int], *, final: bool = False) -> list[Piece]:
+    def new(self, workers: Iterable[int], *, final: bool = False) -> list[OutputPiece]:
         """What these have written since.
 
         Args:
@@ -124,7 +124,7 @@ class Outputs:
         for rank in [each for each in workers if self._shown in (None, each)]:
             tail = self._tails.setdefault(rank, Tail(self._logs / f"worker-{rank}.log"))
             read = tail.read_all() if final else tail.read()
-            found += [Piece(rank, stream, data) for stream, data in read if stream is not Stream.OWN]
+            found += [OutputPiece(rank, stream, data) for stream, data in read if stream is not Stream.OWN]
         return found
 
 

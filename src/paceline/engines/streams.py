@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from paceline.observe.output import Stream
+from paceline.observe.record.output import Stream
 
 __all__ = ["ORDER", "SUFFIXES", "log_to", "paths_of", "role_streams", "script_streams"]
 

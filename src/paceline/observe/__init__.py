@@ -7,9 +7,8 @@
 A package imports only from those above it in this list.
 """
 
-from paceline.observe.analyse import wording as words
 from paceline.observe.record.status import ENDED, RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.show.progress import Progress
 from paceline.observe.show.run_report import write_report
 
-__all__ = ["ENDED", "Progress", "RunStatus", "ServerStatus", "WorkerStatus", "words", "write_report"]
+__all__ = ["ENDED", "Progress", "RunStatus", "ServerStatus", "WorkerStatus", "write_report"]

@@ -21,7 +21,7 @@ from paceline.exceptions import (
     LinkError,
     UsageError,
 )
-from paceline.observe.spans import Recorder
+from paceline.observe.record.spans import Recorder
 from paceline.params import StateBook
 from paceline.ps.executor import Executor, Pushed
 from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer

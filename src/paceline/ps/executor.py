@@ -40,8 +40,8 @@ from paceline.exceptions import (
     FrameError,
     LinkError,
 )
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Recorder
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Recorder
 from paceline.params import Layout, OptimizerSpec, Placement, Slice, StateBook, flat_view
 from paceline.ps.config import ServerConfig
 from paceline.ps.outcomes import (

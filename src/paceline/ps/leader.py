@@ -74,7 +74,7 @@ from paceline.exceptions import (
     PlanError,
     UsageError,
 )
-from paceline.observe.thinning import pushes_thinning
+from paceline.observe.record.thinning import pushes_thinning
 from paceline.params import Placement
 from paceline.ps.adoption import Adoption, Offer
 from paceline.ps.attachments import rank_of, saved_part

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.comm.faults import Faults
 from paceline.exceptions import CheckpointError
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Recorder
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Recorder
 from paceline.storage.checkpoint import write_part
 
 __all__ = ["PartWriter"]

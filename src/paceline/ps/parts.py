@@ -8,7 +8,7 @@ from paceline.comm.faults import Faults
 from paceline.comm.lasting import LastingLink
 from paceline.core.sequencer import OrderLog
 from paceline.exceptions import LinkError
-from paceline.observe.spans import Recorder, recorder_of
+from paceline.observe.record.spans import Recorder, recorder_of
 from paceline.ps.attachments import Attachments
 from paceline.ps.config import ServerConfig
 from paceline.ps.executor import Executor

@@ -24,8 +24,8 @@ from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.comm.transfer import Transfer, encoded_sizes
 from paceline.exceptions import FrameError, LinkError
-from paceline.observe.phases import Phase
-from paceline.observe.spans import NO_SPANS, Lane
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import NO_SPANS, Lane
 from paceline.params import Layout, bytes_of, flat_view
 from paceline.ps.replies import Differences, decoder_of
 from paceline.ps.shard import Copy, Gradients, Shard

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.core.totals import Applied
-from paceline.observe.thinning import Thinning
+from paceline.observe.record.thinning import Thinning
 from paceline.storage.atomic import write_text_atomically
 
 __all__ = ["PushRecord", "open_pushes"]

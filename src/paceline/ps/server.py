@@ -42,7 +42,7 @@ from paceline.exceptions import (
     LinkError,
     PacelineError,
 )
-from paceline.observe.phases import PHASES
+from paceline.observe.record.phase import PHASES
 from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
 from paceline.ps.attachments import rank_of, saved_part
 from paceline.ps.config import begin, new_decider

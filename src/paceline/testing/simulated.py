@@ -22,7 +22,7 @@ from paceline.core.events import Answered, Push, Spoiled
 from paceline.core.leases import Lease, LeaseBook
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.steps import Steps
-from paceline.observe.spans import NO_SPANS
+from paceline.observe.record.spans import NO_SPANS
 from paceline.params import Layout, OptimizerSpec, Placement, bind, describe, tensor_views
 from paceline.ps.config import ServerConfig
 from paceline.ps.executor import Executor, Pushed

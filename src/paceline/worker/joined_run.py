@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paceline.collective import ENDS, Group, GroupLinks
 from paceline.comm import Kind
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Lane
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Lane
 from paceline.params import StateBook, use_fused
 from paceline.worker.account import Account
 from paceline.worker.buffers import BufferSchedule

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from paceline.collective import Group, part_of
 from paceline.exceptions import UsageError
-from paceline.observe.phases import Phase
+from paceline.observe.record.phase import Phase
 from paceline.worker.account import Account
 from paceline.worker.exchange.grants import Grant
 from paceline.worker.joined_run import JoinedRun

@@ -25,9 +25,9 @@ from paceline.comm.messages import FROM_CONTROLLER, ServerAddresses
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptExit, UsageError
-from paceline.observe.ledger import LedgerKeeper
-from paceline.observe.spans import recorder_of
-from paceline.observe.values import ValueWriter, steps_of
+from paceline.observe.record.ledger import LedgerKeeper
+from paceline.observe.record.spans import recorder_of
+from paceline.observe.record.values import ValueWriter, steps_of
 from paceline.worker.exchange.entry import Entry
 from paceline.worker.exchange.server_links import LinkSettings
 from paceline.worker.pinning import pin_to_cores

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from paceline.comm import Kind, Region
 from paceline.exceptions import UsageError
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Lane
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Lane
 from paceline.worker.exchange.client import Client
 from paceline.worker.optimizer_side import OptimizerSide
 from paceline.worker.parameter_space import ParameterSpace

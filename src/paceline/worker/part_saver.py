@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Lane
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Lane
 from paceline.worker.exchange.client import Client
 
 __all__ = ["PartSaver"]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Lane
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Lane
 
 __all__ = ["on_backward", "watch_backward", "watch_forward"]
 

@@ -10,9 +10,9 @@ from paceline.comm import Connection
 from paceline.comm.messages import LoggedMetrics, UserNote, WorkerReport
 from paceline.core.modes import is_loss
 from paceline.exceptions import LinkError, UsageError
-from paceline.observe.phases import PHASES
-from paceline.observe.spans import Recorder
-from paceline.observe.values import ValueWriter
+from paceline.observe.record.phase import PHASES
+from paceline.observe.record.spans import Recorder
+from paceline.observe.record.values import ValueWriter
 
 __all__ = ["NormSampling", "Reporter"]
 

@@ -13,7 +13,7 @@ from paceline.comm.faults import OF_FRAMES
 from paceline.comm.protection import protection
 from paceline.core.modes import ModeSpec
 from paceline.exceptions import UsageError
-from paceline.observe.phases import Phase
+from paceline.observe.record.phase import Phase
 from paceline.params import OptimizerSpec
 from paceline.worker.account import Account
 from paceline.worker.alone import AloneSession, Session, offer_no_sync, order_seed

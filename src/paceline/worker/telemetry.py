@@ -5,10 +5,10 @@ from torch import nn
 from paceline.collective import Group
 from paceline.comm import Connection
 from paceline.comm.transfer import Transfer
-from paceline.observe.ledger import LedgerKeeper
-from paceline.observe.phases import Phase
-from paceline.observe.spans import NO_SPANS, Recorder
-from paceline.observe.values import ValueWriter
+from paceline.observe.record.ledger import LedgerKeeper
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import NO_SPANS, Recorder
+from paceline.observe.record.values import ValueWriter
 from paceline.worker.exchange.client import Client
 from paceline.worker.phase_hooks import watch_backward, watch_forward
 from paceline.worker.reporter import NormSampling, Reporter

@@ -6,7 +6,7 @@ the same. docs/observing.md has the table of all modes.
 
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import ModeSpec
-from paceline.observe.ledger import LedgerKeeper
+from paceline.observe.record.ledger import LedgerKeeper
 from paceline.params import Layout
 from paceline.worker.exchange.client import Client
 from paceline.worker.steppers.stepper import Request

@@ -16,3 +16,5 @@
 * `free_exchange.py`   FreeExchange: dogwild's exchange thread.
 * `openmp.py`          pauses torch's threads while a worker waits.
 """
+
+__all__: list[str] = []

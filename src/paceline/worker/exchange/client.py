@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.comm import Kind
 from paceline.comm.frames import field
 from paceline.exceptions import LinkError
-from paceline.observe.phases import Phase
+from paceline.observe.record.phase import Phase
 from paceline.params import apart
 from paceline.worker.exchange.direct_exchange import DirectExchange
 from paceline.worker.exchange.grants import Grant, LeasesAhead

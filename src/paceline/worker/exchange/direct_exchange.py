@@ -8,7 +8,7 @@ from typing import Any
 from paceline.comm import Frame, Kind
 from paceline.comm.frames import field
 from paceline.exceptions import FrameError, LinkError
-from paceline.observe.phases import Phase
+from paceline.observe.record.phase import Phase
 from paceline.worker.exchange.encoders import DifferenceReader
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.payloads import Payloads

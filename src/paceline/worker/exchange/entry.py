@@ -13,7 +13,7 @@ from paceline.comm import Access, Address, Kind, Region
 from paceline.comm.connection import spin_for
 from paceline.comm.frames import field
 from paceline.core.modes import ModeSpec, parse_mode
-from paceline.observe.spans import NO_SPANS, Recorder
+from paceline.observe.record.spans import NO_SPANS, Recorder
 from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
 from paceline.worker.exchange.client import Client, blob_of
 from paceline.worker.exchange.direct_exchange import DirectExchange

@@ -18,8 +18,8 @@ import torch
 
 from paceline.comm import Frame, Kind
 from paceline.comm.errors import error_of
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Recorder
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Recorder
 from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
 
 __all__ = ["FrameThreads", "Outgoing"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from paceline.comm import Kind
 from paceline.comm.frames import field
-from paceline.observe.phases import Phase
+from paceline.observe.record.phase import Phase
 from paceline.params import flat_view
 from paceline.worker.exchange.encoders import Encoders
 from paceline.worker.exchange.exchange_memory import ExchangeMemory

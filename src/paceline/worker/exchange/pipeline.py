@@ -20,8 +20,8 @@ from torch import Tensor
 from paceline.comm import Frame, Kind
 from paceline.comm.frames import field
 from paceline.exceptions import LinkError
-from paceline.observe.phases import Phase
-from paceline.observe.spans import Recorder
+from paceline.observe.record.phase import Phase
+from paceline.observe.record.spans import Recorder
 from paceline.params import bytes_of
 from paceline.worker.exchange.direct_exchange import DirectExchange
 from paceline.worker.exchange.early_slices import StagedPushes, slice_of

@@ -18,7 +18,7 @@ from paceline.comm.impairment import LinkConditions
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import ModeSpec
 from paceline.exceptions import DeadlineError, LinkError, UsageError
-from paceline.observe.spans import NO_SPANS, Lane
+from paceline.observe.record.spans import NO_SPANS, Lane
 from paceline.params import Slice
 
 __all__ = ["Body", "LinkSettings", "ServerLink", "ServerLinks"]

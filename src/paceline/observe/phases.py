@@ -1,4 +1,0 @@
-# ruff: noqa: F403
-"""Stand-in until all imports name `record.phase` (tools/move_observe_imports.py)."""
-
-from paceline.observe.record.phase import *
