@@ -58,6 +58,7 @@ from paceline.core.modes import (
 from paceline.core.modes.lbfgs import Answer, Lbfgs
 from paceline.core.norms import NormBound
 from paceline.core.rows import Rows
+from paceline.core.staleness import RecentUpdates
 from paceline.core.steps import (
     AddStep,
     AdmitStep,
@@ -130,10 +131,8 @@ class Applied(NamedTuple):
 
     version: int
     push: Push
-
-    @property
-    def staleness(self) -> int:
-        return self.version - self.push.read_version
+    staleness: int
+    """Versions that its optimizer's parameters gained since its worker read them."""
 
 
 @dataclass
@@ -197,6 +196,7 @@ class Lead:
         self.news: list[str] = []
         """What the user should read; to be cleared."""
         self.totals = Totals()
+        self._updates = RecentUpdates()
         self.applied: list[Applied] = []
         """Records since the server last took them."""
         self.sick: list[int] = []
@@ -848,6 +848,7 @@ class Lead:
             if self.book and self.mode.batches == "speed" and p.weighs:
                 scale *= self.book.part(p.id.worker, p.weighs)  # so that every sample counts the same
             parts.append(WeightedPush(*p.id, weight, scale))
+        self._updates.made(before, {p.optimizer for p in pushes})
         update = tuple(parts)
         return ApplyStep(update) if self._clip_norm is None else ReduceStep(update, before)
 
@@ -921,7 +922,8 @@ class Lead:
 
     def _record(self, push: Push, before: int) -> int:
         """Count a push that is in the update after version `before`; returns its staleness."""
-        record = Applied(version=before, push=push)
+        staleness = self._updates.staleness(push.read_version, before, push.optimizer)
+        record = Applied(before, push, staleness)
         self.applied.append(record)
         self.totals.pushes += 1
         self.totals.samples += push.samples
@@ -931,5 +933,5 @@ class Lead:
         if self._refusals:
             self._recovered(push.id.worker)
             self._others_well.update(self._refusals)
-        self.totals.staleness[record.staleness] += 1
-        return record.staleness
+        self.totals.staleness[staleness] += 1
+        return staleness
