@@ -193,8 +193,11 @@ class Case:
             change |= {"accumulate": 1, "flush": False, "scaler": "none", "clip": "none"}
         if "sparse_embedding" in case.blocks or case.edit == "hook":
             change |= {"before": "none"}
-        elif case.optimizer.startswith("NAdam") and case.before == "steps":
-            # The servers get mu_product in the parameter's dtype, as if it had been loaded.
+        elif case.before == "steps" and (
+            case.optimizer.startswith("NAdam")
+            or (case.optimizer.startswith("ASGD") and case.dtype != "float32")
+        ):
+            # The servers get mu_product and eta in the parameter's dtype, as if they had been loaded.
             change |= {"before": "state"}
         if case.second_optimizer:
             change |= {"groups": "one", "edit": "none", "scaler": "none", "reload": "none"}
@@ -245,6 +248,11 @@ class Case:
             change |= {"drop_last": True, "flush": False}
             if self.sampler in ("batch_sampler", "uneven_batches"):
                 change["sampler"] = "shuffle"
+        elif self.skip == "continue_late" and self.zero_grad == "end":
+            # What is not zeroed is in the next step: the same holds for these two batches.
+            change["drop_last"] = True
+            if self.sampler in ("batch_sampler", "uneven_batches"):
+                change |= {"sampler": "shuffle"}
         if self.skip == "empty" or self.accumulate > 1:
             # Without a step, a worker may read the optimizer state before worker 0 has brought its own.
             change["before"] = "none"

@@ -37,6 +37,16 @@ FOUND = (
         batch=1,
         epochs=2,
     ),
+    # A batch whose gradient stays goes into the next step, so both must have the same number of samples.
+    Case(
+        way="bsp",
+        dtype="float64",
+        zero_grad="end",
+        skip="continue_late",
+        drop_last=True,
+        samples=23,
+        epochs=2,
+    ),
     # The embedding is none of the optimizer's: nothing sparse is pushed.
     Case(blocks=("sparse_embedding",), groups="partial"),
     # Buffers that share memory are a worker's own under both names.

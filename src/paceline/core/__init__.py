@@ -24,6 +24,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `placement_changes.py`  PlacementChanges: servers that come and go, and the placement that follows.
 * `rows.py`       Rows, Groups: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
+* `staleness.py`  RecentUpdates: how many versions an optimizer's parameters gained since a worker read them.
 * `fates.py`      Fates: which pushes were applied, for workers that compress with error feedback.
 * `descent.py`    Descent: sandblaster's sum of an epoch, and the iteration at its end.
 * `ballot.py`     Ballot: whether the run ends early, by the workers' votes.

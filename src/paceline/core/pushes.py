@@ -15,6 +15,7 @@ from paceline.core.leases import LeaseBook
 from paceline.core.modes.machine import Admit, Apply, Drop, Hold, Instruction, PushId
 from paceline.core.modes.mode_spec import ModeSpec
 from paceline.core.norms import NormBounds
+from paceline.core.staleness import RecentUpdates
 from paceline.core.steps import (
     AddStep,
     AdmitStep,
@@ -53,6 +54,7 @@ class PushesState(NamedTuple):
     health: Health
     norms: NormBounds
     totals: Totals
+    updates: RecentUpdates
 
 
 class Pushes:
@@ -75,6 +77,7 @@ class Pushes:
         """The norm of the last push, if it was refused for that, and the usual one."""
         self._clip_norm = clip_norm
         self._norms = NormBounds(norm_bound)
+        self._updates = RecentUpdates()
         self._under_way: dict[PushId, Push] = {}
         self._held: set[PushId] = set()
         self._left_out: set[PushId] = set()
@@ -164,6 +167,7 @@ class Pushes:
             health=self.health,
             norms=self._norms,
             totals=self.totals,
+            updates=self._updates,
         )
 
     def load_state(self, state: PushesState) -> None:
@@ -175,6 +179,7 @@ class Pushes:
         self.health = state.health
         self._norms = state.norms
         self.totals = state.totals
+        self._updates = state.updates
 
     def _drop(self, push: PushId, book: LeaseBook | None) -> None:
         dropped = self._under_way.pop(push, None)
@@ -209,6 +214,7 @@ class Pushes:
             if book and mode.deals_by_speed and p.weighs:
                 scale *= book.part(p.id.worker, p.weighs)  # so that every sample counts the same
             parts.append(WeightedPush(*p.id, weight, scale))
+        self._updates.made(before, {p.optimizer for p in pushes})
         update = tuple(parts)
         return ApplyStep(update) if self._clip_norm is None else ReduceStep(update, before)
 
@@ -249,10 +255,10 @@ class Pushes:
 
     def _record(self, push: Push, before: int) -> int:
         """Count a push that is in the update after version `before`; returns its staleness."""
-        record = Applied(version=before, push=push)
-        self.applied.append(record)
+        staleness = self._updates.staleness(push.read_version, before, push.optimizer)
+        self.applied.append(Applied(before, push, staleness))
         self.totals.pushes += 1
         self.totals.samples += push.samples
         self.health.push_applied(push.id.worker)
-        self.totals.staleness[record.staleness] += 1
-        return record.staleness
+        self.totals.staleness[staleness] += 1
+        return staleness

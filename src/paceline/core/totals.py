@@ -14,10 +14,8 @@ class Applied(NamedTuple):
 
     version: int
     push: Push
-
-    @property
-    def staleness(self) -> int:
-        return self.version - self.push.read_version
+    staleness: int
+    """Versions that its optimizer's parameters gained since its worker read them."""
 
 
 @dataclass

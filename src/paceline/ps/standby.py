@@ -63,16 +63,16 @@ class Standby:
 
 def records_to_json(records: Sequence[Applied]) -> Any:
     """Records of applied pushes that the leader has not written yet."""
-    return [[record.version, event_to_json(record.push)] for record in records]
+    return [[record.version, event_to_json(record.push), record.staleness] for record in records]
 
 
 def records_from_json(data: Any) -> list[Applied]:
     """The inverse of `records_to_json`. Raises FrameError."""
     found = []
     for each in data if isinstance(data, list) else [data]:
-        version, push = each if isinstance(each, list) and len(each) == 2 else (None, None)
+        version, push, staleness = each if isinstance(each, list) and len(each) == 3 else (None, None, None)
         decoded = event_from_json(push)
-        if type(version) is not int or not isinstance(decoded, Push):
+        if type(version) is not int or type(staleness) is not int or not isinstance(decoded, Push):
             raise FrameError(f"{each!r:.80} is not the record of a push")
-        found.append(Applied(version, decoded))
+        found.append(Applied(version, decoded, staleness))
     return found
