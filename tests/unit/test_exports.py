@@ -59,3 +59,11 @@ def test_undeclared_names_are_seen() -> None:
     vars(module)["re"] = re
     vars(module)["compile"] = re.compile
     assert undeclared(module) == {"LIMIT", "helper"}
+
+
+def test_no_name_of_the_api_is_a_module() -> None:
+    """Once such a module is loaded it hides the function of its name, which is loaded when it is used."""
+    import paceline.api
+
+    folder = Path(paceline.api.__file__).parent
+    assert not [name for name in paceline.api.__all__ if (folder / f"{name}.py").exists()]

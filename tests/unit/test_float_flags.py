@@ -11,6 +11,7 @@ from torch import Tensor
 import paceline.ps.shard as shards
 from paceline.exceptions import UpdateOverflow
 from paceline.params import Layout, OptimizerSpec, StateBook, TensorInfo, flat_view
+from paceline.ps import contributions
 from paceline.ps.float_flags import float_flags
 from paceline.ps.shard import Contribution, Gradients, Shard
 
@@ -43,13 +44,13 @@ def as_in_a_server() -> Iterator[None]:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Tensors that were looked at as a whole."""
     seen: list[Tensor] = []
-    look = shards._finite
+    look = contributions.finite
 
     def counted(flat: Tensor) -> bool:
         seen.append(flat)
         return look(flat)
 
-    monkeypatch.setattr(shards, "_finite", counted)
+    monkeypatch.setattr(shards, "finite", counted)
     return seen
 
 

@@ -1,7 +1,7 @@
 """What users import, and what the command line calls.
 
 * `script.py`  prepare, log, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
-* `gather.py`  gather, mean, broadcast, barrier: for metrics and decisions.
+* `shared_values.py`  gather, mean, broadcast, barrier: for metrics and decisions.
 * `fitting.py` fit and Task: for people who want no loop.
 * `runs.py`    which runs there are, how each does; load_run: a run's tables as data frames.
 * `jobs.py`    run_job, resume_run, inspect_script: what the commands do.
@@ -23,7 +23,6 @@ import typing
 if typing.TYPE_CHECKING:
     from paceline.api.exporting import export_run
     from paceline.api.fitting import FitResult, Task, fit
-    from paceline.api.gather import barrier, broadcast, gather, mean, prepare_validation
     from paceline.api.jobs import inspect_script, resume_run, run_job
     from paceline.api.runs import load_run
     from paceline.api.script import (
@@ -41,6 +40,7 @@ if typing.TYPE_CHECKING:
         state,
         world_size,
     )
+    from paceline.api.shared_values import barrier, broadcast, gather, mean, prepare_validation
     from paceline.api.studies import load_study, study
 
 __all__ = [
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gather": ("barrier", "broadcast", "gather", "mean", "prepare_validation"),
+    "shared_values": ("barrier", "broadcast", "gather", "mean", "prepare_validation"),
     "fitting": ("FitResult", "Task", "fit"),
     "runs": ("load_run",),
     "exporting": ("export_run",),
