@@ -65,6 +65,12 @@ def test_idleness(spans: bool) -> None:
     assert "ssp:2 or asp waits less than bsp" in text
 
 
+def test_idleness_in_ssp_is_no_reason_for_a_smaller_bound() -> None:
+    ((_, text),) = run(mode="ssp:4", phases=lambda rank: {"forward": 0.5, "wait": 0.5})
+    assert "asp, or ssp with a larger bound, waits less than ssp:4" in text
+    assert "ssp:2" not in text
+
+
 def test_idleness_where_nobody_waits_for_workers() -> None:
     for mode in ("asp", "asp+damping=dc", "hybrid:asp"):
         ((_, text),) = run(mode=mode, phases=lambda rank: {"forward": 0.5, "wait": 0.5})

@@ -101,8 +101,9 @@ class Watch:
                 "exchange every few steps (+period=4)"
             )
         else:
+            less = "asp, or ssp with a larger bound," if status.mode.startswith("ssp") else "ssp:2 or asp"
             advice = (
-                f"ssp:2 or asp waits less than {status.mode or 'this mode'}; larger batches, or an exchange "
+                f"{less} waits less than {status.mode or 'this mode'}; larger batches, or an exchange "
                 "every few steps (local:4), wait less often"
             )
         return (
