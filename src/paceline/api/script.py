@@ -55,7 +55,7 @@ def log(**metrics: float) -> None:
 
     Every value is kept, with the time, the worker and its attempt, and where it was: its finished steps, the
     run's version, epoch and samples (`paceline metrics RUN --csv FILE`, `paceline.load_run(RUN).metrics`). A
-    call takes about 2 µs, and what it has taken survives whatever ends the process. A value is one number, or
+    call takes 2 to 5 µs, and what it has taken survives whatever ends the process. A value is one number, or
     a tensor with one element. Alone (`python train.py`) nothing is kept.
 
     In a script without a prepared loader the name `samples` is reserved: `paceline.log(samples=32)` says how
