@@ -19,7 +19,7 @@ from benchmarks import ours
 from benchmarks.harness import Options, Row, report
 
 METHODS = (
-    *("fp16", "bf16", "terngrad", "qsgd:4", "signsgd"),
+    *("fp16", "bf16", "fp8", "terngrad", "qsgd:4", "signsgd"),
     *("topk:0.01", "dgc:0.01", "sbc:0.01", "powersgd:2"),
 )
 LEAST_BYTES = {"terngrad": 14.0, "sbc:0.01": 100.0}

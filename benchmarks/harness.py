@@ -238,6 +238,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
     }
 
 

@@ -77,6 +77,35 @@ def train(
     return [seconds for report in reports for seconds in report["seconds"]]
 
 
+def train_gpu(
+    model: str, *, workers: int, mode: str, batch: int, rounds: int, **settings: Any
+) -> list[float]:
+    """Train `benchmarks.gpu_models.build(model)` on a GPU, with one server.
+
+    Args:
+        batch: of all workers together.
+        settings: more options of `paceline run`.
+
+    Returns:
+        Seconds of a step of each worker, in rounds that ended while all were running: as long as the whole
+        batch takes.
+    """
+    reports = _run(
+        *(SCRIPTS / "train_gpu.py", model, batch // workers, rounds),
+        mode=mode,
+        workers=workers,
+        servers=1,
+        **{"device": "cuda", **settings},
+    )
+    all_running = min(report["ends"][-1] for report in reports)
+    return [
+        seconds
+        for report in reports
+        for end, seconds in zip(report["ends"], report["seconds"], strict=True)
+        if end <= all_running
+    ]
+
+
 def blocks(
     model: str, variables: Sequence[str], *, batch: int, steps: int, block: int, **settings: Any
 ) -> list[float]:

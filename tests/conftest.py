@@ -8,22 +8,36 @@ import gc
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from paceline.testing import KeptEngine
 
 # Property tests try the same cases every time, however slow or busy the machine is.
 settings.register_profile(
     "paceline", derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("paceline")
+
+# torch 2.15's oneDNN dies of an illegal instruction, or creates no primitive, where a processor has AMX and a
+# bfloat16 matrix is small: plain PyTorch does too. torch reads this when it is first loaded.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+# Where nothing may write bytecode, as in many containers, every interpreter that the tests start compiles the
+# whole package again, and pytest all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 PATIENCE_S = 5.0
 """How long what is already ending may take to end after its test."""
@@ -81,16 +95,18 @@ class Snapshot:
 
     def _new_processes(self) -> list[psutil.Process]:
         """Our descendants that were not there before, less Python's own helpers."""
-        kept = self.pids | _helpers()
+        new = set(psutil.pids()) - self.pids - _helpers()
+        if not new:  # After most tests: whose child each process is need not be read.
+            return []
         found = {child.pid: child for child in psutil.Process().children(recursive=True)}
-        for pid in set(psutil.pids()) - kept - found.keys():
+        for pid in new - found.keys():
             try:
                 process = psutil.Process(pid)
                 if _environment(process).get(MARK) == os.environ[MARK]:
                     found[pid] = process
             except psutil.Error:
                 continue  # Already gone, or another user's.
-        return [process for pid, process in found.items() if pid not in kept]
+        return [process for pid, process in found.items() if pid in new]
 
     def _is_ours(self, name: str) -> bool:
         """Whether a new file is ours: it still exists and no stranger has it open or mapped."""
@@ -149,6 +165,23 @@ def _kill(process: psutil.Process) -> None:
         return
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what the tests' imports leave for good, half a million objects, out of garbage collections."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter end as usual: some libraries complain of objects that are still there."""
+    gc.unfreeze()
+
+
 def _check(before: Snapshot, whose: str) -> None:
     if left := before.leaks():
         pytest.fail(f"{whose} left behind: " + "; ".join(left), pytrace=False)
@@ -168,6 +201,16 @@ def no_leaks(request: pytest.FixtureRequest, no_leaks_of_session: None) -> Itera
     before = Snapshot.take()
     yield
     _check(before, request.node.nodeid)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator["KeptEngine"]:
+    """One fork server for all real runs of a process: a fork server takes 5 s of CPU to load torch."""
+    from paceline.testing import KeptEngine
+
+    kept = KeptEngine()
+    yield kept
+    kept.shut_down()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ gloo       torch.distributed's all-reduce, and send/recv with a server
 torch_rpc  torch.distributed.rpc with an object that holds the parameters
 ray_actor  a Ray actor that holds the parameters, arrays through the object store
 mpi        Open MPI's in-place all-reduce + a local SGD step
+gpu_loop   a training loop on a GPU: plain in one process, DistributedDataParallel (gloo) in more
 ddp        a training loop: plain in one process, DistributedDataParallel (gloo) in more
 logged     TensorBoard's writer, csv and logging: a call that writes a number down
 torchrun   launching a script: command to first step, memory

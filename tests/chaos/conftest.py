@@ -1,5 +1,5 @@
 """Real runs, as in the integration tests."""
 
-from tests.integration.conftest import engine, run
+from tests.integration.conftest import run
 
-__all__ = ["engine", "run"]
+__all__ = ["run"]

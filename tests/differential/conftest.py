@@ -1,20 +1,12 @@
-"""One fork server for all cases of a process, and a place for scripts that fail."""
+"""The harness, with a place for scripts that fail."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.testing import KeptEngine
 from tests.differential.harness import Harness
-
-
-@pytest.fixture(scope="session")
-def engine() -> Iterator[KeptEngine]:
-    kept = KeptEngine()
-    yield kept
-    kept.shut_down()
 
 
 @pytest.fixture

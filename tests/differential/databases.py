@@ -5,10 +5,14 @@ that one run covers many entries. A script with a single entry shows which of th
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.testing._internal.common_optimizers import optim_db
 
 from tests.differential.reference import REFERENCE
 
-__all__ = ["module_script", "optimizer_script"]
+__all__ = ["literal", "module_script", "optimizer_script"]
 
 _MODULES = '''\
 import warnings
@@ -77,10 +81,11 @@ loader = tud.DataLoader(data, batch_size=2, shuffle=True)
 '''
 
 _OPTIMIZERS = '''\
-from torch.testing._internal.common_optimizers import optim_db
-
 DTYPE = torch.{dtype}
-NAME, SETTINGS = "{name}", {settings}  # of optim_db: the numbers of the settings, one parameter group each
+NAME = "{name}"
+SETTINGS = [  # of optim_db: one parameter group each
+{settings}
+]
 SPARSE, CLOSURE = NAME == "SparseAdam", NAME == "LBFGS"
 
 
@@ -112,13 +117,11 @@ class Model(nn.Module):
 
 torch.manual_seed(7)
 model = Model().to(DTYPE)
-info = next(info for info in optim_db if info.optim_cls.__name__ == NAME)
-inputs = info.optim_inputs_func(device="cpu")
+make = getattr(torch.optim, NAME)
 if len(SETTINGS) == 1:
-    optimizer = info.optim_cls(model.parameters(), **inputs[SETTINGS[0]].kwargs)
+    optimizer = make(model.parameters(), **SETTINGS[0])
 else:
-    pairs = zip(SETTINGS, model.parts)
-    optimizer = info.optim_cls([{**inputs[k].kwargs, "params": part.parameters()} for k, part in pairs])
+    optimizer = make([{**each, "params": part.parameters()} for each, part in zip(SETTINGS, model.parts)])
 data = tud.TensorDataset(torch.linspace(0.5, 1.5, 12, dtype=DTYPE))
 loader = tud.DataLoader(data, batch_size=2, shuffle=True)
 '''
@@ -181,14 +184,33 @@ def module_script(entries: Sequence[tuple[str, int]], *, way: str) -> str:
 
 
 def optimizer_script(name: str, settings: Sequence[int], *, way: str) -> str:
-    """Trains with an optimizer of optim_db."""
+    """Trains with an optimizer of optim_db, with the settings of these numbers.
+
+    The script has the settings in words: a run that had to import optim_db would spend 2 s of CPU on it.
+    """
     dtype = "float32" if way == "asp" else "float64"
+    [info] = [info for info in optim_db if info.optim_cls.__name__ == name]
+    assert info.optim_cls is getattr(torch.optim, name)
+    inputs = info.optim_inputs_func(device="cpu")
     body = (
         _OPTIMIZERS.replace("{dtype}", dtype)
         .replace("{name}", name)
-        .replace("{settings}", repr(list(settings)))
+        .replace("{settings}", "\n".join(f"    {literal(inputs[k].kwargs)}," for k in settings))
     )
     return _usage(way) + REFERENCE + "\n\n" + body + _LOOP
+
+
+def literal(value: Any) -> str:
+    """The expression that makes a value of optim_db: numbers, words, and tensors of one number."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{literal(each)}, " for each in value) + ")"
+    if isinstance(value, torch.Tensor):
+        assert value.dim() == 0, f"optim_db has a setting that is more than a number: {value}"
+        return f"torch.tensor({value.item()!r}, dtype={value.dtype})"
+    assert isinstance(value, bool | int | float | str), f"optim_db has a setting of a new kind: {value!r}"
+    return repr(value)
 
 
 def _usage(way: str) -> str:

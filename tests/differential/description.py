@@ -193,14 +193,10 @@ class Case:
             change |= {"accumulate": 1, "flush": False, "scaler": "none", "clip": "none"}
         if "sparse_embedding" in case.blocks or case.edit == "hook":
             change |= {"before": "none"}
-        elif case.before == "steps" and (
-            case.optimizer.startswith("NAdam")
-            or (case.optimizer.startswith("ASGD") and case.dtype != "float32")
-        ):
-            # The servers get mu_product and eta in the parameter's dtype, as if they had been loaded.
-            change |= {"before": "state"}
         if case.second_optimizer:
-            change |= {"groups": "one", "edit": "none", "scaler": "none", "reload": "none"}
+            change |= {"groups": "one"}
+            if case.scaler != "none" and case.edit == "drop":  # it may leave one of them without a gradient
+                change |= {"edit": "none"}
         if "mixed_dtype" in case.blocks:
             change |= {"clip": "none"}
         if "sparse_embedding" in case.blocks:

@@ -33,6 +33,10 @@ from tests.differential.source import script_of
 __all__ = ["Disagreement", "Harness", "script_in_process"]
 
 
+NUDGED = 4
+"""Number of times that the whole batch is computed with other last bits, where a run is not within 1e-10."""
+
+
 class Disagreement(AssertionError):
     """Two ways of running a script that ought to agree and do not."""
 
@@ -123,7 +127,19 @@ class Harness:
         if isinstance(whole, str):
             return f"the whole batch: {whole}"
         found = far_apart(whole, records)
+        if found is not None:
+            found = self._beyond_rounding(source, whole, records)
         return None if found is None else f"two bsp workers differ from the whole batch: {found}"
+
+    def _beyond_rounding(self, source: str, whole: Record, records: list[Record]) -> str | None:
+        """How the run differs from the whole batch by more than the script itself makes of rounding."""
+        nudged = []
+        for number in range(1, NUDGED + 1):
+            record = self._local(source, f"whole:{number}")
+            if isinstance(record, str):
+                return f"the whole batch with nudged inputs: {record}"
+            nudged.append(record)
+        return far_apart(whole, records, nudged)
 
     def _local(self, source: str, how: str) -> Record | str:
         """Its record, or the error that it ended with."""

@@ -14,6 +14,7 @@ _HEAD = '''\
 
     python case.py plain        PyTorch alone, batches of {batch}
     python case.py whole        PyTorch alone, batches of {whole}
+    python case.py whole:1      the same, with inputs that differ in their last bits
     python case.py alone        through paceline.prepare(), without a run
     paceline run --mode {way} --workers {world} --servers 1{clip_option} case.py
 
@@ -154,7 +155,8 @@ def script_of(case: Case) -> str:
         if case.refused
         else "plain, alone and the run agree to the last bit"
         if case.way == "asp"
-        else "plain and alone agree to the last bit, whole and the run to 1e-10",
+        else "plain and alone agree to the last bit, whole and the run to 1e-10, "
+        "or as closely as whole and whole:1, whole:2, …",
     )
     out = _Writer()
     if case.default_dtype:
@@ -197,7 +199,7 @@ def _write_model(out: _Writer, case: Case) -> None:
 
 def _write_data(out: _Writer, case: Case) -> None:
     out.add("drawing = torch.Generator().manual_seed(11)")
-    out.add("X = torch.rand(SAMPLES, D, generator=drawing, dtype=torch.float64).to(DTYPE)")
+    out.add("X = nudged(torch.rand(SAMPLES, D, generator=drawing, dtype=torch.float64).to(DTYPE))")
     if case.loss == "cross_entropy":
         out.add("Y = torch.randint(CLASSES, (SAMPLES,), generator=drawing)")
     else:
@@ -296,13 +298,20 @@ def _write_setup(out: _Writer, case: Case) -> None:
     }[case.groups]
     optimizers = "optimizer"
     if case.second_optimizer:
-        out.add('first = [p for n, p in model.named_parameters() if "head" not in n and p.requires_grad]')
+        # A GradScaler refuses a step without any gradient: head.bias always has one.
+        kept = "head" if case.scaler == "none" else "head.weight"
+        out.add(f'first = [p for n, p in model.named_parameters() if "{kept}" not in n and p.requires_grad]')
         out.add(f"optimizer = torch.optim.{name}(first or [model.head.bias], {settings}")
         out.add("second = torch.optim.Adam([model.head.weight], lr=0.01)")
         optimizers = "optimizer, second"
     else:
         out.add(f"optimizer = torch.optim.{name}({parameters}, {settings}")
-    out.add('trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]')
+    all_groups = (
+        "[*optimizer.param_groups, *second.param_groups]"
+        if case.second_optimizer
+        else "optimizer.param_groups"
+    )
+    out.add(f'trained = [p for group in {all_groups} for p in group["params"] if p.requires_grad]')
     if case.edit == "hook":
         out.add("for p in trained:\n    p.register_hook(lambda g: g * 0.5)")
     if case.before != "none":
@@ -428,6 +437,8 @@ def closure():
         after.add("model.zero_grad()\nmodel.load_state_dict(copy.deepcopy(model.state_dict()))")
     if case.reload in ("optimizer", "both"):
         after.add("optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))")
+        if case.second_optimizer:
+            after.add("second.load_state_dict(copy.deepcopy(second.state_dict()))")
     if after.lines:
         out.add(after.text().rstrip("\n"), 1)
     out.add("")
@@ -458,6 +469,8 @@ def _write_backward(body: _Writer, case: Case) -> None:
 def _write_step(body: _Writer, case: Case, step_wise: bool) -> None:
     if case.scaler == "unscale" or (case.scaler != "none" and case.clip != "none"):
         body.add("scaler.unscale_(optimizer)")
+        if case.second_optimizer:
+            body.add("scaler.unscale_(second)")
     if case.clip == "norm":
         here = 'if HOW != "run":  # the servers do it\n    ' if _server_clips(case) else ""
         body.add(f"{here}nn.utils.clip_grad_norm_(trained, 0.5)")
@@ -466,13 +479,14 @@ def _write_step(body: _Writer, case: Case, step_wise: bool) -> None:
         body.add("if any(p.grad is not None for p in trained):")
         body.add("nn.utils.clip_grad_value_(trained, 0.05)", 1)
     if case.scaler != "none":
-        body.add("scaler.step(optimizer)\nscaler.update()")
-    elif case.edit == "closure":
-        body.add("optimizer.step(closure)")
+        body.add("scaler.step(optimizer)")
+        if case.second_optimizer:
+            body.add("scaler.step(second)")
+        body.add("scaler.update()")
     else:
-        body.add("optimizer.step()")
-    if case.second_optimizer:
-        body.add("second.step()")
+        body.add("optimizer.step(closure)" if case.edit == "closure" else "optimizer.step()")
+        if case.second_optimizer:
+            body.add("second.step()")
     if case.zero_grad == "end":
         body.add("optimizer.zero_grad()")
         if case.second_optimizer:

@@ -1,9 +1,10 @@
 """Every optimizer setting of PyTorch's own database: plain PyTorch, `prepare` alone and runs agree."""
 
 import pytest
+import torch
 from torch.testing._internal.common_optimizers import optim_db
 
-from tests.differential.databases import optimizer_script
+from tests.differential.databases import literal, optimizer_script
 from tests.differential.harness import Disagreement, Harness
 from tests.speed import first
 
@@ -23,6 +24,14 @@ def agree(harness: Harness, name: str, settings: list[int], way: str) -> None:
     world = 1 if way == "asp" else 2
     if (found := harness.disagreement(source, way=way, world=world, refused=REFUSED.get(name))) is not None:
         raise Disagreement(harness.keep(source, found))
+
+
+def test_scripts_have_the_settings_of_the_database() -> None:
+    for info in optim_db:
+        for given in info.optim_inputs_func(device="cpu"):
+            made = eval(literal(given.kwargs), {"torch": torch})
+            assert made == given.kwargs
+            assert [type(each) for each in made.values()] == [type(each) for each in given.kwargs.values()]
 
 
 @pytest.mark.parametrize("way", first(1, ["asp", "bsp"]))

@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,6 @@ from paceline.exceptions import RoleFailed
 from paceline.observe import RunStatus
 from paceline.plan import Job, make_plan
 from paceline.testing import KeptEngine
-
-
-@pytest.fixture(scope="session")
-def engine() -> Iterator[KeptEngine]:
-    kept = KeptEngine()
-    yield kept
-    kept.shut_down()
 
 
 @dataclass

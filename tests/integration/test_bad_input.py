@@ -285,6 +285,30 @@ train(prepared(), loss_of=loss_of)
     assert ("out of luck\n" in ran.run.log_path("worker", 1).with_suffix(".err").read_text()) == (code == 1)
 
 
+def test_scripts_that_end_with_a_code_say_their_last_words_although_another_one_was_first(run):
+    source = """
+import time
+train(prepared())
+there = RUN_DIR / "first.pid"
+if RANK == 1:
+    there.write_text(str(os.getpid()))
+else:
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            if there.exists() and there.read_text():
+                os.kill(int(there.read_text()), 0)
+            os.sched_yield()
+    end = time.perf_counter() + 0.4  # computing, as it were: the controller has heard of the first one
+    while time.perf_counter() < end:
+        pass
+print("not good enough")
+sys.exit(3)
+"""
+    ran = run(MODEL + source, workers=2)
+    assert_failed(ran, "worker:1: ", "exited with code 3")
+    assert ran.run.log_path("worker", 0).with_suffix(".out").read_text() == "not good enough\n"
+
+
 def test_a_script_that_exits_with_0_before_prepare_has_trained_nothing_and_that_is_all(run):
     ran = run("print('usage: …')\nsys.exit()", workers=2)
     assert (ran.status.state, ran.error, ran.status.version) == ("succeeded", None, 0)

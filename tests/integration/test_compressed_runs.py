@@ -84,6 +84,7 @@ def one_thread():
     [
         ("fp16", 1.99, "auto"),
         ("bf16", 1.99, "tcp"),
+        ("fp8", 3.9, "auto"),
         ("terngrad", 18, "auto"),
         ("qsgd:4", 7.5, "auto"),
         ("signsgd", 28, "auto"),
@@ -277,7 +278,7 @@ def attach(**body):
     link.send(Kind.HELLO, {"role": "worker", "rank": 9, "incarnation": incarnation})
     layout = current_session().client.memory.layout
     link.send(Kind.ATTACH, {"fingerprint": layout.fingerprint, "incarnation": incarnation,
-                            "in_place": False, "inline": True, **body})
+                            "carrier": "inline", **body})
     return link
 
 def attached(**body):

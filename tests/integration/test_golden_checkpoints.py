@@ -98,5 +98,10 @@ def test_it_loads_and_the_run_goes_on_from_it(engine: KeptEngine, tmp_path: Path
     final = load_file(GOLDEN / name / "final.safetensors")
     assert final.keys() == ran.model.keys()
     # Where workers have parameters of their own, the cut is between two exchanges, and steps are made again.
+    # The gradient of a bias before BatchNorm is rounding alone, which Adam makes as large as any other step;
+    # the mean follows the bias. Other processors round otherwise.
+    rounding = {"0.bias", "1.running_mean"} if name == "bsp" else set()
     for key, tensor in ran.model.items() if name != "easgd" else ():
+        if key in rounding:
+            continue
         assert torch.allclose(tensor, final[key], atol=1e-4), key

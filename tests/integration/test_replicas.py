@@ -200,6 +200,69 @@ def computes():
     assert len(ran.status.servers) == 1
 
 
+@pytest.mark.parametrize(("begin", "end", "replicas"), [(1, 2, 0), (2, 1, 0), (2, 3, 1)])
+def test_servers_come_or_leave_before_the_script_reaches_prepare(run, begin, end, replicas):
+    """The lead has no model yet that it could hand over, and no slices that could change hands."""
+    stages = iter([scale(servers=end)])
+
+    def watch(status, lines, engine):
+        here = Path(status.run_dir)
+        if status.state == "running":
+            for stage in stages:
+                stage(status, engine)
+            if len(status.servers) == max(begin, end) and all(s.pid for s in status.servers.values()):
+                (here / "go").touch()
+        servers = [name for name in engine.pids() if name.startswith("server:")]
+        if status.version >= 10 and len(servers) == len(status.servers) == end and moved(here):
+            (here / "enough").touch()
+
+    def moved(here):
+        # Without replicas there may be fewer slices than servers: the space is cut for those at the start.
+        log = here / "logs" / f"server-{begin}.log"
+        return replicas == 0 or "answers for" in log.read_text()
+
+    early = 'while not (RUN_DIR / "go").exists():\n    os.sched_yield()\n'
+    source = LONG.replace(
+        "model, optimizer, loader = paceline", early + "model, optimizer, loader = paceline"
+    )
+    ran = run(source, workers=2, servers=begin, replicas=replicas, mode="asp", deadline_s=20.0, watch=watch)
+    assert_all_counted(ran, epochs=ran.results()[0])
+    assert len(ran.status.servers) == end
+
+
+def test_a_server_leaves_although_the_lead_dies_meanwhile(run):
+    """The lead was asked to let server 2 go, and dies before the workers say that they are ready."""
+    slow = """
+def computes():
+    end = time.perf_counter() + 0.5
+    while (RUN_DIR / "slow").exists() and time.perf_counter() < end:
+        pass
+"""
+    source = LONG.replace("        optimizer.step()", "        computes()\n        optimizer.step()")
+    stages = ["ask", "kill", "wait", "over"]
+
+    def watch(status, lines, engine):
+        here, said = Path(status.run_dir), "\n".join(status.messages)
+        if stages[0] == "ask" and status.version >= 10:
+            (here / "slow").touch()
+            scale(servers=2)(status, engine)
+            stages.pop(0)
+        elif stages[0] == "kill" and "from 3 to 2 servers: server:2 leaves" in said:
+            os.kill(engine.pids()["server:0"], signal.SIGKILL)
+            stages.pop(0)
+        elif stages[0] == "wait" and "led by" in said:
+            (here / "slow").unlink()
+            stages.pop(0)
+        elif stages[0] == "over" and "server:2" not in engine.pids():
+            (here / "enough").touch()
+
+    ran = run(slow + source, workers=2, servers=3, replicas=1, mode="asp", watch=watch)
+    assert_all_counted(ran, epochs=ran.results()[0])
+    left = ran.status.messages.index("server:2 has given all it held to the others, and left")
+    led = next(i for i, text in enumerate(ran.status.messages) if "led by server:1" in text)
+    assert led < left and set(ran.status.servers) == {0, 1}
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 def test_workers_are_replaced_and_join_after_servers_came_or_went(run, servers):
     """They cut the parameters as those before them did."""

@@ -226,6 +226,40 @@ def assert_told(ran: Any, switched: list[tuple[int, str]]) -> None:
 # --- by request -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("servers", "replicas", "resumes"), [(1, 0, False), (2, 1, False), (2, 0, True)], ids=str
+)
+def test_a_switch_before_the_script_reaches_prepare(
+    run: Callable[..., Any], ask: Asking, servers: int, replicas: int, resumes: bool
+) -> None:
+    """The lead has no model yet, and its workers have not joined."""
+    answers: list[list[dict[str, Any]]] = []
+
+    def watch(status: RunStatus, lines: list[str], engine: Any) -> None:
+        if status.state == "running" and not answers:
+            answers.append(ask(status, mode="ssp:2"))
+        elif ask.taken:
+            (Path(status.run_dir) / "go").touch()
+            if status.version > 20:
+                enough(status)
+
+    settings = {"workers": 3, "servers": servers, "replicas": replicas, "threads": 1}
+    before = None
+    if resumes:
+        before = run(TOOLS + "train(prepared())", mode="bsp", max_updates=8, **settings)
+        assert before.error is None, before.error
+    source = TOOLS + 'until("go")\ntrain(prepared())\n'
+    ran = run(source, mode="bsp", watch=watch, resume=before, **settings)
+    assert ran.error is None, ran.error
+    version = 0 if before is None else before.status.version
+    assert answers == [[{"mode": "ssp:2", "version": version}]]
+    rows = [row for row in rows_of(ran) if row["version"] > version]
+    assert len(rows) == ran.status.version - version > 12
+    assert max(row["staleness"] for row in rows) > 0, "one push makes an update"
+    if not resumes:
+        assert_every_sample_once(ran)
+
+
 @pytest.mark.parametrize("servers", first(1, [2, 1]))
 @pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_a_run_goes_through_all_modes_without_losing_or_repeating_a_sample(run, ask, link, servers):

@@ -172,3 +172,30 @@ def test_values_before_a_go_back_are_kept(run):
     assert killed and ran.error is None
     found = attempts(ran)
     assert all(len(starts) == 2 and 0 < starts[1][0] <= sum(starts[0]) for starts in found.values())
+
+
+MANY = """
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(torch.randn(8, 4), torch.arange(8) % 2), batch_size=4)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+for a, b in loader:
+    nn.functional.cross_entropy(model(a), b).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    paceline.log(**{f"{i:05}-{'x' * LENGTH}": i / 7 for i in range(NUMBER)})
+"""
+
+
+@pytest.mark.parametrize(("number", "length"), [(3_000, 30)], ids=["150 kB a step"])
+def test_thousands_of_values_of_one_step_are_all_kept(run, number, length):
+    """More than fits into a small message: 64 KB."""
+    ran = run(f"NUMBER, LENGTH = {number}, {length}\n" + MANY, workers=2, mode="bsp")
+    assert ran.status.state == "succeeded", ran.error
+    data = RunData(ran.run.path)
+    assert len(data.metrics) == 2 * number and data.metrics["name"].nunique() == number
+    assert not data.left_out
+    wanted = {f"{i:05}-{'x' * length}": i / 7 for i in range(number)}
+    for worker in ran.status.workers.values():
+        assert worker.metrics == wanted
+    assert data.status.metrics == wanted

@@ -28,7 +28,7 @@ for epoch in range(2):
         bar.set_postfix(loss=f"{loss.item():.3f}")
     tqdm.write(f"epoch {epoch} is done")
 
-for _ in trange(2, desc="outer"):
+for _ in trange(2, desc="outer", disable=None):  # only in a terminal
     for _ in trange(3, desc="inner", leave=False):
         pass
 print("no line's end", end="")

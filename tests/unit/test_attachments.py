@@ -3,6 +3,7 @@
 import queue
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,17 +12,18 @@ from torch import nn
 
 from paceline.comm import Kind
 from paceline.comm.faults import Faults
-from paceline.core.sequencer import OrderLog
+from paceline.core.decider import Decider
+from paceline.core.server.standby import Standby
 from paceline.observe.record.spans import NO_SPANS
-from paceline.params import OptimizerSpec, Placement, describe
+from paceline.params import Numerics, OptimizerSpec, Placement, describe
 from paceline.ps.attachments import Attachments
 from paceline.ps.config import ServerConfig
+from paceline.ps.controller_line import ControllerLine
 from paceline.ps.executor import Executor
-from paceline.ps.leader import LeadServer
+from paceline.ps.follower import Follower
+from paceline.ps.leader import Leader
 from paceline.ps.part_writer import PartWriter
 from paceline.ps.parts import ServerParts
-from paceline.ps.peers import WorkerPeer
-from paceline.ps.server import Server
 from tests.links import linked
 
 
@@ -36,47 +38,43 @@ class Posts:
         pass
 
 
-class Leading(LeadServer):
-    """A leader that is built from a follower's parts; it remembers who left."""
-
-    def __init__(self, parts: ServerParts) -> None:
-        Server.__init__(self, parts)
-        self._linkless = {}
-        self.left: list[int] = []
-
-    def look(self) -> None:
-        """What its loop does."""
-        for peer in self.parts.attachments.lost():
-            self._worker_lost(peer)
-
-    def _worker_left(self, peer: WorkerPeer, *, finished: bool) -> None:
-        self.left.append(peer.worker)
-
-
-def following() -> Server:
-    """A follower with a model."""
-    config = ServerConfig(rank=0, servers=2, workers=2, mode="asp", run_dir="", deadline_s=1.0, replicas=1)
+def following(directory: Path) -> Follower:
+    """Server 1, which follows server 0, with a model."""
+    config = ServerConfig(
+        rank=1, servers=2, workers=2, mode="asp", run_dir=str(directory), deadline_s=1.0, replicas=1
+    )
     hub: Any = Posts()
-    controller: Any = SimpleNamespace(watch=lambda back: None)
+    link: Any = SimpleNamespace(tell=lambda message: None, send=lambda *frame: None)
     executor = Executor(config, Faults.parse(""), NO_SPANS)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     layout, _ = describe(model, optimizer)
-    placement = Placement.over(layout, [0], 0)
-    executor.adopt(layout, OptimizerSpec.of(optimizer), None, placement, lambda slices: None)
-    return Server(
+    spec, placement = OptimizerSpec.of(optimizer), Placement.over(layout, [0, 1], 1)
+    executor.adopt(layout, spec, None, placement, lambda slices: None)
+    follower = Follower(
         ServerParts(
             config=config,
             secret=b"",
-            controller=controller,
+            controller=ControllerLine(link, {}),
             hub=hub,
             spans=NO_SPANS,
             executor=executor,
             attachments=Attachments(executor, hub, NO_SPANS),
-            part_writer=PartWriter("server-0.safetensors", Faults.parse(""), NO_SPANS, hub.post),
-            log=OrderLog(4),
+            part_writer=PartWriter("server-1.safetensors", Faults.parse(""), NO_SPANS, hub.post),
         )
     )
+    decider = Decider(executor.mode)
+    decider.begin(None, 1, None)
+    decider.join(1, 0)
+    follower.machine.adopt(layout, placement, 1, Standby(decider), takes_part=True)
+    follower.heir.model = {
+        "layout": layout.to_json(),
+        "optimizer": spec.to_json(),
+        "data": None,
+        "state_keys": [],
+        "numerics": Numerics.here().to_json(),
+    }
+    return follower
 
 
 def ended_process() -> int:
@@ -86,22 +84,27 @@ def ended_process() -> int:
     return process.pid
 
 
-def test_a_link_that_breaks_after_a_promotion_is_seen_by_the_new_leader() -> None:
+def test_a_link_that_breaks_after_a_promotion_is_seen_by_the_new_leader(tmp_path: Path) -> None:
     """Its thread was started when this server was a follower."""
     with linked() as (mine, theirs):
-        follower = following()
-        layout = follower.parts.executor.layout
+        follower = following(tmp_path)
+        parts, layout = follower.parts, follower.parts.executor.layout
         assert layout is not None
         mine.peer = "worker:1"
-        body = {"incarnation": 0, "fingerprint": layout.fingerprint, "inline": True, "keeps": True}
+        body = {"incarnation": 0, "fingerprint": layout.fingerprint, "carrier": "inline", "keeps": True}
         frame: Any = SimpleNamespace(kind=Kind.ATTACH, body=body, descriptors=[])
-        peer = follower.parts.attachments.attach(mine, frame, leave=lambda older: None)
-        peer.pid = ended_process()
-        leader = Leading(follower.parts)
+        follower.on_frame(mine, frame)
+        assert theirs.receive().kind is Kind.ATTACHED
+        parts.executor.peers[1].pid = ended_process()
+        standby = follower.machine.standby
+        assert standby is not None and standby.decider.machine.members == {1}
+        leader = Leader.succeeding(follower)
+        assert standby.decider.machine.members == {1}
         theirs.close()
-        leader.parts.hub.waiting.get(timeout=30)()
-        leader.look()
-        assert leader.left == [1]
-        leader.parts.attachments.detach(peer, finished=False)
-        assert not leader.parts.executor.peers
-        leader.parts.executor.present_shard.close()
+        hub: Any = parts.hub
+        hub.waiting.get(timeout=30)()
+        for peer in parts.attachments.lost():
+            leader.worker_lost(peer)
+        assert not parts.executor.peers and standby.decider.machine.members == set()
+        leader.close()
+        parts.executor.present_shard.close()

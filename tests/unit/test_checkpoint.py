@@ -226,6 +226,11 @@ def link_a_part_elsewhere(path: Path) -> None:
     (path / PART).symlink_to(path.parent / "elsewhere")
 
 
+def link_it_all_elsewhere(path: Path) -> None:
+    shutil.move(path, path.parent / "elsewhere")
+    path.symlink_to(path.parent / "elsewhere")
+
+
 def make_a_part_a_pipe(path: Path) -> None:
     (path / PART).unlink()
     os.mkfifo(path / PART)
@@ -253,10 +258,11 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (alter_meta, "manifest.json was altered: its content has digest .* it says"),
     (drop_a_file_from_manifest, "manifest.json was altered"),
     (claim_another_file, "cannot read .*more.json: No such file"),
-    (link_a_part_elsewhere, "server-0.safetensors is not a plain file"),
-    (make_a_part_a_pipe, "server-0.safetensors is not a plain file"),
-    (make_manifest_a_pipe, "manifest.json is not a plain file"),
-    (make_manifest_huge, "manifest.json has 1073741824 bytes, at most"),
+    (link_a_part_elsewhere, "server-0.safetensors: it is a link, not a plain file"),
+    (make_a_part_a_pipe, "server-0.safetensors: it is a pipe, not a plain file"),
+    (make_manifest_a_pipe, "manifest.json: it is a pipe, not a plain file"),
+    (make_manifest_huge, "manifest.json: it has more than 67,108,864 bytes"),
+    (link_it_all_elsewhere, "version-000000000050: it is a link, not a directory"),
     (shutil.rmtree, "cannot read .*No such file"),
 ]
 

@@ -19,7 +19,8 @@ import paceline
 from paceline import api
 from paceline.api import logs
 from paceline.cli.app import app
-from paceline.control.rundir import RunDirectory, find_run
+from paceline.control.known_runs import find_run
+from paceline.control.rundir import RunDirectory
 from paceline.exceptions import CheckpointError, RoleFailed
 from paceline.observe import Progress, RunStatus, WorkerStatus
 from paceline.plan import Job, ModelFacts, Plan
@@ -406,7 +407,7 @@ def test_runs(invoke: Invoke, tmp_path: Path) -> None:
     lines = {line.split()[0]: line.split()[1:] for line in result.out.splitlines()}
     assert lines["id"] == ["state", "mode", "w×s", "steps", "samples/s", "age"]
     assert lines[old.id][:5] == ["succeeded", "ssp:3", "4×2", "4,800", "300"]
-    assert lines[broken.id][0] == "crashed"
+    assert lines[broken.id][0] == "damaged"
     status = RunStatus.from_json(old.read_status())
     old.write_status(replace(status, samples=0, loader=False).to_json())
     assert "  1,600 steps/s  " in invoke("runs").out, "of a script without a prepared loader"
@@ -567,7 +568,7 @@ def test_resume_refuses(invoke: Invoke, tmp_path: Path) -> None:
 def test_export(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run("succeeded")
 
-    def export_run(run: RunDirectory, path: Path, model: int | None) -> SimpleNamespace:
+    def export_run(run: RunDirectory, path: Path, model: int | None, *, say: Any) -> SimpleNamespace:
         path.write_bytes(bytes(2000))
         return SimpleNamespace(version=1200, meta={})
 

@@ -13,7 +13,7 @@ from paceline.comm.compression.sparse import largest
 from paceline.exceptions import CheckpointError, FrameError
 
 METHODS = [
-    *("none", "fp16", "bf16", "terngrad", "qsgd:2", "qsgd:3", "qsgd:4", "qsgd:8", "signsgd"),
+    *("none", "fp16", "bf16", "fp8", "terngrad", "qsgd:2", "qsgd:3", "qsgd:4", "qsgd:8", "signsgd"),
     *("topk:0.1", "topk:1", "dgc:0.1", "sbc:0.1", "powersgd:1", "powersgd:3"),
 ]
 FEEDBACK = [text for text in METHODS if parse_compression(text).has_feedback]
@@ -486,6 +486,7 @@ def test_whole_pieces_follow_the_memory() -> None:
     [
         ("fp16", 1.99),
         ("bf16", 1.99),
+        ("fp8", 3.96),
         ("terngrad", 14.0),  # the paper's own 2 bits give 16
         ("qsgd:4", 7.8),
         ("signsgd", 31.9),

@@ -18,6 +18,9 @@ ROUNDS = 20_000
 EDGES = (0, 1, 2, 7, 8, 127, 128, 242, 243, 254, 255)
 
 
+WITH_NUMBERS = ("fp8", "terngrad", "qsgd:4", "signsgd", "topk:0.01", "sbc:0.01", "powersgd:1")
+
+
 def mutated(data: bytes, rng: random.Random) -> bytes:
     kind = rng.random()
     if kind < 0.15:
@@ -62,7 +65,9 @@ def test_mutated_messages(text: str) -> None:
     assert 0 < refused < ROUNDS
 
 
-@pytest.mark.parametrize("text", ["terngrad", "qsgd:4", "signsgd", "topk:0.01", "sbc:0.01", "powersgd:1"])
+@pytest.mark.parametrize(
+    "text", ["fp8", "terngrad", "qsgd:4", "signsgd", "topk:0.01", "sbc:0.01", "powersgd:1"]
+)
 def test_random_bytes(text: str) -> None:
     spec = parse_compression(text)
     decoder = Decoder(spec, PIECES)
@@ -79,7 +84,9 @@ def test_random_bytes(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("text", ["terngrad", "qsgd:4", "signsgd", "topk:0.01", "sbc:0.01", "powersgd:1"])
+@pytest.mark.parametrize(
+    "text", ["fp8", "terngrad", "qsgd:4", "signsgd", "topk:0.01", "sbc:0.01", "powersgd:1"]
+)
 def test_scales_and_values_are_finite(text: str, value: float) -> None:
     spec = parse_compression(text)
     pieces = (Piece(0, 120, (12, 10)),)

@@ -89,7 +89,7 @@ def test_properties() -> None:
     by_name = {
         name: parse_compression(name)
         for name in (
-            *("none", "fp16", "bf16", "terngrad", "qsgd"),
+            *("none", "fp16", "bf16", "fp8", "terngrad", "qsgd"),
             *("signsgd", "topk", "dgc", "sbc", "powersgd"),
         )
     }

@@ -1,6 +1,7 @@
 """The controller's parts, and its loop with an engine that starts nothing. No process, no sleep."""
 
 import json
+import shutil
 import signal
 import socket
 import time
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from paceline.causes import Cause
 from paceline.comm import Address, Connection, Frame, Kind, Listener, Secret, connect
+from paceline.comm.errors import error_body
 from paceline.comm.messages import (
     FROM_CONTROLLER,
     ModeEntered,
@@ -33,6 +36,8 @@ from paceline.core.modes import parse_mode
 from paceline.engines import Exit, Handover, Left, RoleSpec, Succession
 from paceline.exceptions import LinkError, RoleFailed, UsageError
 from paceline.plan import Job, make_plan
+from paceline.storage.checkpoint import CheckpointWriter, load
+from tests.hostile_files import GOLDEN
 from tests.links import PATIENCE_S, SECRET
 
 # --- the checkpoint that a run waits for ----------------------------------------------------------------
@@ -262,6 +267,9 @@ class PaperEngine:
     def pids(self) -> dict[str, int]:
         return {}
 
+    def starting(self) -> list[tuple[str, int]]:
+        return []
+
     def kill(self, role: str, rank: int, signal: int) -> None:
         self.killed.append(f"{role}:{rank}")
 
@@ -272,6 +280,17 @@ class PaperEngine:
         self.closed = True
         self._socket.close()
         self._other.close()
+
+
+def checkpoint_at(run: RunDirectory, machine: dict[str, Any], samples: int) -> Path:
+    """A checkpoint of a run whose mode's machine was in this state."""
+    golden = load(GOLDEN)
+    writer = CheckpointWriter(run.checkpoints_path, machine["version"])
+    for name in golden.files:
+        writer.write_part(name, golden.tensors(name))
+    lead = golden.meta["lead"]
+    lead = {**lead, "machine": {**lead["machine"], **machine}, "samples": samples}
+    return writer.commit({**golden.meta, "lead": lead})
 
 
 def ask_to_stop(run: RunDirectory, **more: Any) -> None:
@@ -338,6 +357,99 @@ def test_a_successor_is_built_from_the_journal(run: RunDirectory, plan: Any) -> 
     assert any("took over after" in text for text in controller.status.messages)
     here.close()
     there.close()
+
+
+def test_workers_that_a_successor_starts_count_their_steps_from_the_checkpoint(
+    run: RunDirectory, plan: Any
+) -> None:
+    """The controller of a resumed run dies before it has started a worker."""
+
+    class Died(BaseException):
+        """Stands for SIGKILL."""
+
+    def die(spec: RoleSpec) -> None:
+        raise Died
+
+    machine = {"version": 12, "floor": 6, "clocks": {"0": 7}}
+    made = checkpoint_at(run, machine, samples=96)
+    engine = PaperEngine(first=die)
+    with pytest.raises(Died):
+        Controller(plan, engine, run, resume=made, heir="package:function").run()
+    shutil.rmtree(made)  # pruned since then, as a later controller may find it
+    succession = engine.guarded[0]
+    assert succession is not None
+
+    here, there = socket.socketpair()
+    begin = taken_over(plan, run, Handover(succession, there, (), time.time()), Listener(tcp=False))
+    assert (begin.origin.checkpoint, begin.origin.version, begin.origin.samples) == (made, 12, 96)
+    second = PaperEngine([Exit("server", 0, 0, 1, None)])
+    with pytest.raises(RoleFailed, match="server:0"):
+        Controller(plan, second, run, heir="package:function", beginning=begin).run()
+    began = {spec.rank: spec.config["steps_before"] for spec in second.started if spec.role == "worker"}
+    assert began == {0: 7, 1: 6}
+    here.close()
+    there.close()
+
+
+class SlowEngine(PaperEngine):
+    """Starts a role some turns after it was asked to. A role that is to be killed ends as soon as it runs."""
+
+    def __init__(self, exits: list[Exit], turns: int) -> None:
+        super().__init__(exits)
+        self._turns = turns
+        self.due: list[tuple[str, int, int]] = []
+
+    def start(self, spec: RoleSpec) -> None:
+        assert not self.due or self.due[-1][2] == spec.incarnation, f"{self.due} are still to start"
+        super().start(spec)
+        self.due.append((spec.role, spec.rank, spec.incarnation))
+
+    def starting(self) -> list[tuple[str, int]]:
+        return [(role, rank) for role, rank, _ in self.due]
+
+    def exits(self) -> list[Exit]:
+        if self.killed and self._turns:
+            self._turns -= 1
+            if not self._turns:
+                self.due.clear()
+            return []  # what a run hears of them while it goes back is of no use
+        return super().exits()
+
+
+def test_a_run_goes_back_when_roles_that_were_about_to_start_are_gone(run: RunDirectory, plan: Any) -> None:
+    """Else there are two processes of one role for a while, with the same log and the same files."""
+    engine = SlowEngine([Exit("server", 0, 0, None, signal.SIGSEGV), Exit("server", 0, 1, 1, None)], turns=3)
+    with pytest.raises(RoleFailed, match="server:0"):
+        Controller(plan, engine, run).run()
+    assert {"worker:0", "worker:1"} <= set(engine.killed)
+    assert [spec.incarnation for spec in engine.started] == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("tells", [False, True], ids=["dies", "tells"])
+def test_a_run_that_cannot_read_its_checkpoints_fails_when_it_goes_back(
+    run: RunDirectory, plan: Any, tells: bool
+) -> None:
+    """Whatever the event was that let it go back: it is not the fault of the role that told it."""
+    roles: list[Connection] = []
+
+    def fail(spec: RoleSpec) -> None:
+        run.checkpoints_path.rmdir()
+        run.checkpoints_path.touch()  # cannot be listed
+        if tells:
+            roles.append(dialled(Address.from_json(spec.controller), bytes.fromhex(spec.secret), "server", 0))
+            body = error_body(MemoryError("no memory is left"), "", cause=Cause.OUT_OF_MEMORY.value)
+            roles[0].send(Kind.ERROR, body)
+
+    with ThreadPoolExecutor(1) as pool:
+        exits = [] if tells else [Exit("server", 0, 0, None, signal.SIGSEGV)]
+        engine = PaperEngine(exits, first=(lambda spec: pool.submit(fail, spec)) if tells else fail)
+        controller = Controller(plan, engine, run)
+        with pytest.raises(RoleFailed, match="run: server:0 .*cannot go back .*cannot list"):
+            controller.run()
+    assert controller.status.state == "failed" and "cannot list" in run.read_status()["error"]
+    assert engine.closed
+    for link in roles:
+        link.close()
 
 
 def test_a_journal_that_cannot_be_read_is_named(run: RunDirectory) -> None:

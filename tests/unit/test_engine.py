@@ -78,6 +78,22 @@ def test_a_fork_server_that_says_much_before_it_reads_is_heard(engine_and_far_en
     assert [json.loads(line)["start"]["rank"] for line in heard.splitlines()] == list(range(count))
 
 
+def test_a_role_that_is_killed_before_it_is_forked_is_killed_as_soon_as_it_is(engine_and_far_end) -> None:
+    engine, far = engine_and_far_end
+    for rank in (0, 1):
+        engine.start(spec_of(rank))
+    assert engine.starting() == [("worker", 0), ("worker", 1)]
+    for _ in range(3):
+        engine.kill("worker", 1, signal.SIGKILL)
+    far.recv(1 << 16)
+    far.sendall(b'{"started": "worker:0", "pid": 7}\n{"started": "worker:1", "pid": 8}\n')
+    assert (
+        engine.exits() == [] and engine.starting() == [] and engine.pids() == {"worker:0": 7, "worker:1": 8}
+    )
+    far.settimeout(30)
+    assert [json.loads(line) for line in far.recv(1 << 16).splitlines()] == [{"kill": 8, "signal": 9}]
+
+
 def test_a_message_of_which_a_part_has_left_is_finished_and_others_can_be_dropped() -> None:
     near, far = socket.socketpair()
     with near, far:

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,13 @@ STATE = {"weight": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(3)}
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run whose checkpoint is read elsewhere: test_checkpoints.py exports real ones."""
     monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(jobs, "latest_checkpoint", lambda _: SimpleNamespace(version=12, meta={}))
+
+    def latest_checkpoint(_: object, *, say: object, check: Callable[[Any], None]) -> SimpleNamespace:
+        found = SimpleNamespace(version=12, meta={})
+        check(found)
+        return found
+
+    monkeypatch.setattr(jobs, "latest_checkpoint", latest_checkpoint)
     monkeypatch.setattr(saving, "model_state", lambda *_: dict(STATE))
     return RunDirectory.create(Job(script="train.py"))
 

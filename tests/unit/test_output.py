@@ -2,6 +2,7 @@
 
 import io
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,37 @@ def test_a_script_has_streams_and_logging_of_its_own(tmp_path: Path) -> None:
     assert outputs.new([0, 1]) == []
     assert Outputs(tmp_path, 0).new([0], final=True) == [], "a resumed run shows what is new"
     assert Outputs(tmp_path, 1).new([0, 1]) == [], "of another worker"
+
+
+ASKS = """
+import sys
+from pathlib import Path
+from paceline.engines.streams import script_streams
+
+own = script_streams(Path(sys.argv[1]))
+print(sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty(), own.isatty())
+"""
+
+
+def test_a_scripts_streams_are_a_terminal_where_the_streams_of_the_command_are(tmp_path: Path) -> None:
+    ours, terminal = pty.openpty()
+    try:
+        for name, stdout, stderr in (
+            ("both", terminal, terminal),
+            ("error", subprocess.DEVNULL, terminal),
+            ("none", subprocess.DEVNULL, subprocess.DEVNULL),
+        ):
+            command = [sys.executable, "-c", ASKS, str(tmp_path / f"{name}.log")]
+            subprocess.run(command, check=True, stdin=terminal, stdout=stdout, stderr=stderr, timeout=60)
+    finally:
+        os.close(ours)
+        os.close(terminal)
+    told = {name: (tmp_path / f"{name}.out").read_text().split() for name in ("both", "error", "none")}
+    assert told == {
+        "both": ["False", "True", "True", "False"],
+        "error": ["False", "False", "True", "False"],
+        "none": ["False", "False", "False", "False"],
+    }
 
 
 def test_a_log_of_an_earlier_version_is_read(tmp_path: Path) -> None:

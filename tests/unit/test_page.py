@@ -10,13 +10,14 @@ import pytest
 
 from paceline.observe.analyse import curves
 from paceline.observe.analyse.diagnosis import diagnose
-from paceline.observe.analyse.facts import Facts, Series, facts_of
+from paceline.observe.analyse.facts import Facts, Series, Times, facts_of
 from paceline.observe.analyse.run_data import RunData
 from paceline.observe.analyse.summary import key_figures
 from paceline.observe.record.tables import to_parquet
 from paceline.observe.show.page import run_page
-from paceline.observe.show.page_charts import histogram
+from paceline.observe.show.page_charts import histogram, step_times
 from paceline.observe.show.run_report import write_html
+from paceline.observe.show.run_view import RunView
 from tests.synthetic_run import write_run
 
 VOID = {"meta", "line", "rect", "circle", "br"}
@@ -71,6 +72,7 @@ def test_every_section_is_there(finished: Path) -> None:
         "What it learned",
         "Throughput",
         "Where the workers&#x27; time went",
+        "How long a step took",
         "A few steps, side by side",
         "Who waited for whom",
         "Staleness",
@@ -198,6 +200,16 @@ def test_many_curves_become_three() -> None:
     highest, mean, lowest = curves.few(many)
     assert (set(highest.values), set(mean.values), set(lowest.values)) == ({19.0}, {9.5}, {0.0})
     assert curves.few(many[:3]) == many[:3]
+
+
+def test_uneven_steps_are_pointed_out(finished: Path) -> None:
+    run = RunData(finished)
+    facts = facts_of(run)
+    even = step_times(RunView(run, facts, diagnose(facts, "asp", 2), "succeeded"))
+    assert "99th percentile" in even and "Uneven" not in even
+    facts.workers[1].step = Times(100, 0.1, 0.1, 0.45)
+    uneven = step_times(RunView(run, facts, diagnose(facts, "asp", 2), "succeeded"))
+    assert "one in a hundred steps of worker:1 took at least 4.5 times" in uneven
 
 
 def test_wide_histograms_have_few_bars() -> None:

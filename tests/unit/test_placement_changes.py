@@ -91,3 +91,13 @@ def test_copies_that_are_missing_need_a_change(layout: Layout) -> None:
     changes.highest = 40
     changes.plan(layout, less, {0})
     assert changes.change is not None and changes.change.placement.number == 41
+
+
+def test_a_server_that_is_to_leave_and_is_in_no_placement_has_nothing_to_give_away(layout: Layout) -> None:
+    changes, latest = PlacementChanges(replicas=0), Placement.over(layout, [0, 1], 0)
+    come(changes, 2)
+    changes.departing = {1, 2}
+    assert changes.release_idle(latest) == [2]
+    assert changes.departing == {1} and not changes.newcomers and not changes.adopted
+    assert changes.free_to_end({0}, lambda worker: True) == [2]
+    assert changes.release_idle(latest) == []

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from paceline.cli.app import app
 from paceline.control import removing
+from paceline.control.known_runs import list_runs
 from paceline.control.removing import Candidate, candidate, choose, remove
-from paceline.control.rundir import RunDirectory, list_runs
+from paceline.control.rundir import RunDirectory
 from paceline.exceptions import UsageError
 from paceline.observe import RunStatus
 from paceline.plan import Job

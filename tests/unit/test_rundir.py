@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from paceline.control import rundir
-from paceline.control.rundir import RunDirectory, find_run, list_runs, runs_root
+from paceline.control.known_runs import find_run, list_runs
+from paceline.control.rundir import RunDirectory, runs_root
 from paceline.exceptions import PlanError, RunNotFound, UsageError
 from paceline.observe import RunStatus
 from paceline.plan import Job, make_plan
@@ -183,7 +184,7 @@ def test_status_cut_short() -> None:
     run = make()
     (run.path / "status.json").write_text("{")
     assert run.read_status() == {}
-    assert run.state() == "crashed"
+    assert run.state() == "damaged"
 
 
 def test_status_names_its_process() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.core.modes import PushId
+from paceline.core.placement import Placement
 from paceline.core.sequencer import OrderLog, Sequencer
 from paceline.core.steps import (
     AdmitStep,
@@ -11,6 +12,7 @@ from paceline.core.steps import (
     CheckpointStep,
     CommitStep,
     DropStep,
+    PlaceStep,
     ReduceStep,
     Steps,
     VectorsStep,
@@ -99,3 +101,16 @@ def test_a_server_that_is_behind_gets_what_it_lacks() -> None:
     late.begin_at(7)
     late.extend(steps[:2])
     assert late.since(8) == steps[1:2] and late.since(6) is None
+
+
+def test_a_checkpoint_has_the_slices_of_a_server_that_died_between_the_halves_of_an_update() -> None:
+    """Servers save the slices that they answer for: the placement without the dead server comes first."""
+    sequencer = Sequencer(clip_norm=1.0)
+    admit, place, drop = (
+        AdmitStep(0, 8),
+        PlaceStep(Placement(1, frozenset({0}), ((0,),))),
+        DropStep(PushId(1, 0, 0)),
+    )
+    sequencer.order([ReduceStep((), 7), admit], 2, not_due)
+    sequencer.order([place, drop], 1, not_due)
+    assert sequencer.reduced(7, [(0, 0.0)], 1, due) == [CommitStep(1.0), admit, place, CHECKPOINT, drop]

@@ -1,5 +1,6 @@
 """Lanes, recorders, and the raw files: exact sums, bounded detail, nothing that can hurt a run."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -234,8 +235,9 @@ def test_a_directory_that_cannot_be_written_is_said_and_survived(tmp_path):
     assert made.broken is not None
 
 
-def test_a_full_disk_is_said_and_survived(tmp_path):
-    (tmp_path / "worker-0.0.spans").symlink_to("/dev/full")
+def test_a_full_disk_is_said_and_survived(tmp_path, monkeypatch):
+    full_disk = lambda _: os.open("/dev/full", os.O_WRONLY)  # noqa: E731
+    monkeypatch.setattr("paceline.observe.record.tables.append_to", full_disk)
     full = RawTable(tmp_path, "worker-0.0", SPANS)
     full.append(np.zeros(3, SPANS.record))
     assert full.broken is not None and "space" in str(full.broken)

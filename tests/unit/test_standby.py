@@ -13,8 +13,8 @@ from paceline.core.decider_state import decider_state_from_json, decider_state_t
 from paceline.core.events import event_from_json
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import parse_mode
+from paceline.core.server.standby import Standby
 from paceline.exceptions import FrameError
-from paceline.ps.standby import Standby
 from tests.deciding import copied, replay
 
 MODES = ["bsp", "backup:1", "ssp:1", "ssp:1+batches=speed", "asp", "asp+quorum=2"]
@@ -65,7 +65,7 @@ def happen(lead: Decider, rng: random.Random, steps: int, tell, sequences, lease
 @given(st.sampled_from(MODES), st.integers(0, 10**6))
 def test_it_knows_and_decides_the_same_from_any_moment_on(mode, seed):
     rng = random.Random(seed)
-    lead, early = new_lead(mode), Standby(new_lead(mode), {}, {})
+    lead, early = new_lead(mode), Standby(new_lead(mode))
     late: list[Decider] = []
 
     def tell(event):

@@ -1,5 +1,7 @@
 """paceline stop: what it says of a run in each state. (test_stopping.py stops real ones.)"""
 
+import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,10 @@ def test_a_run_that_has_ended(make: Any, state: str, how: str) -> None:
     assert call() == (0, f"Run {run.id} has ended already: it {how} at update 1,200.")
 
 
-def test_a_run_whose_controller_died(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_controller_died(make: Any) -> None:
     run = make("running")
-    monkeypatch.setattr(RunDirectory, "alive", lambda _: False)
+    nobody = {"pid": os.getpid(), "started": 1.0}
+    (run.path / "status.json").write_text(json.dumps(run.read_status() | {"controller": nobody}))
     code, said = call()
     assert code == 0
     assert said.startswith(f"Run {run.id} has crashed: its controller (process ")

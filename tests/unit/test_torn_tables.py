@@ -156,7 +156,7 @@ def test_pushes_torn_at_any_byte_lose_that_line_and_no_other(tmp_path: Path) -> 
     with open_pushes(path, 0, thinning) as file:
         header = path.read_bytes()
         lines = [f"{n},0,0,{n},{n - 1},0,32\n".encode() for n in (101, 102, 103)]
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_text('{"id": "x", "directory": "/", "job": {}}')
     for length in range(
         lines[1].index(b",") + 1, len(lines[1])
     ):  # torn in its first number it cannot be told

@@ -1,5 +1,6 @@
 """The file of a worker's logged values: all of them, whatever ends the process; and what is read back."""
 
+import json
 import math
 import os
 import signal
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from paceline.cli.app import app
 from paceline.control.attempts import Attempt, Attempts
 from paceline.observe.analyse.run_data import RunData
 from paceline.observe.record import values as module
@@ -26,6 +29,7 @@ from paceline.observe.record.values import (
     steps_of,
     values_to_parquet,
 )
+from tests.synthetic_run import write_run
 
 
 def rows(run: Path) -> list[tuple[object, ...]]:
@@ -250,3 +254,29 @@ def test_steps_that_were_made_again_do_not_stand() -> None:
     starts = [Start(0, 0, 0, 4, 0), Start(0, 1, 2, 5, 0), Start(1, 0, 0, 5, 0)]
     assert step[standing(columns, starts)].tolist() == [1, 2, 3, 4, 5, 5]
     assert np.flatnonzero(standing(columns, starts)).tolist() == [0, 1, 4, 5, 6, 7]
+
+
+@pytest.mark.timeout(60)
+def test_tens_of_thousands_of_names_hang_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves and tables were made for every name, each by a search through all values."""
+    monkeypatch.setenv("PACELINE_RUNS", str(tmp_path / "runs"))
+    for number in range(2):
+        path = write_run(tmp_path / "runs" / f"run{number}", workers=1, steps=5)
+        names = {f"metric{i:05}": i / 7 for i in range(12_000)}
+        writer = ValueWriter(path / "raw", 0, 0)
+        for step in range(3):
+            writer.add(names, step, step, 0)
+        writer.close()
+        status = json.loads((path / "status.json").read_text())
+        status["workers"]["0"]["metrics"] = names
+        (path / "status.json").write_text(json.dumps(status))
+    page = tmp_path / "page.html"
+    runs = [str(tmp_path / "runs" / f"run{number}") for number in range(2)]
+    said = {}
+    for words in (["report", runs[0], "-o", str(page)], ["metrics", runs[0]], ["top", runs[0], "--once"]):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        said[words[0]] = result.stdout
+    assert "11990 more metrics" in page.read_text()
+    assert "… and 11,002 more rows: --csv FILE has all values" in said["metrics"]
+    assert CliRunner().invoke(app, ["compare", *runs, "--html", str(page)]).exit_code == 0

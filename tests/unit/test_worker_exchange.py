@@ -11,6 +11,7 @@ import torch
 
 from paceline.comm import Address, Connection, Kind
 from paceline.comm.handshake import Keys
+from paceline.comm.transfer import Transfer
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError
 from paceline.params import Layout, Placement, TensorInfo
@@ -18,6 +19,7 @@ from paceline.worker.exchange import server_links
 from paceline.worker.exchange.early_slices import EarlySlices
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.grants import LeasesAhead
+from paceline.worker.exchange.inline_link import InlineLink
 from paceline.worker.exchange.pipeline import ReplyBook
 from paceline.worker.exchange.placements import Placements
 from paceline.worker.exchange.run_news import RequestNumbers, RunNews
@@ -138,7 +140,9 @@ def test_a_broken_link_is_resumed_from_the_last_frame_that_came(servers, links):
 
 
 def placed(links: ServerLinks, placement: Placement, layout: Layout) -> Placements:
-    return Placements(links, ExchangeMemory(layout, None, may_share=False), placement)
+    memory = ExchangeMemory(layout, None, may_share=False)
+    links.carry_with(lambda link: InlineLink(link.connection, link.server, memory, Transfer(), None))
+    return Placements(links, layout, placement)
 
 
 def test_each_link_carries_what_its_server_holds_and_brings_what_it_owns(links):
@@ -147,8 +151,8 @@ def test_each_link_carries_what_its_server_holds_and_brings_what_it_owns(links):
     placed(links, Placement.over(layout, [0, 1], replicas=1), layout)
     for link in links.each:
         assert [piece.index for piece in link.slices] == [0, 1, 2, 3]
-        assert len(link.out) == 4
-        assert len(link.into) == 2
+        assert len(link.carrier.out) == 4
+        assert len(link.carrier.into) == 2
 
 
 def test_a_worker_gets_ready_for_the_announced_placement_and_says_so_once_it_is(links):
@@ -163,10 +167,10 @@ def test_a_worker_gets_ready_for_the_announced_placement_and_says_so_once_it_is(
     assert not placements.answers(new)
     placements.become_ready()
     assert placements.ready == 7 and not placements.missing_links()
-    assert {piece.index for piece in new.slices} == {*after.held(1)} and not new.into
+    assert {piece.index for piece in new.slices} == {*after.held(1)} and not new.carrier.into
     placements.hear(links.lead, {"placement": after.to_json()})
     assert placements.announced is None and placements.ready == 0
-    assert placements.answers(new) and len(new.into) == len(after.owned(1))
+    assert placements.answers(new) and len(new.carrier.into) == len(after.owned(1))
 
 
 def test_servers_that_left_the_placement_are_dropped_and_its_teller_leads(links):

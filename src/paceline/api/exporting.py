@@ -1,28 +1,34 @@
 """A run's model as a file for plain PyTorch."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.control.rundir import RunDirectory
-from paceline.exceptions import UsageError
+from paceline.exceptions import CheckpointError, UsageError
 from paceline.storage.atomic import replacing
 from paceline.storage.names import check_name
 
 if TYPE_CHECKING:
     from paceline.storage.checkpoint import Checkpoint
 
+T = TypeVar("T")
+
 __all__ = ["export_run"]
 
 _ENDINGS = (".safetensors", ".pt", ".pth")
 
 
-def export_run(run: RunDirectory, path: Path, model: int | None = None) -> "Checkpoint":
+def export_run(
+    run: RunDirectory, path: Path, model: int | None = None, *, say: Callable[[str], None] | None = None
+) -> "Checkpoint":
     """Write a run's model as one file that `load_state_dict` takes in plain PyTorch.
 
     Args:
         path: its ending says how: `.safetensors`, or `.pt` and `.pth` for `torch.load(…, weights_only=True)`.
         model: of a run with several models, which one. None: all, with `0.`, `1.`, … before their keys.
+        say: told of each checkpoint that is refused because it is damaged; the one before it is used.
 
     Returns the checkpoint it came from.
 
@@ -43,8 +49,12 @@ def export_run(run: RunDirectory, path: Path, model: int | None = None) -> "Chec
             from paceline.api.jobs import latest_checkpoint
             from paceline.ps.saving import model_state
 
-            found = latest_checkpoint(run)
-            state = model_state(found, model)
+            state: dict[str, torch.Tensor] = {}
+
+            def read(checkpoint: "Checkpoint") -> None:
+                state.update(_state_of(checkpoint, model_state, model))
+
+            found = latest_checkpoint(run, say=say, check=read)
             if path.suffix == ".safetensors":
                 save_file(state, new, metadata={"paceline_version": str(found.version)})
             else:
@@ -55,6 +65,18 @@ def export_run(run: RunDirectory, path: Path, model: int | None = None) -> "Chec
             "write to"
         ) from error
     return found
+
+
+def _state_of(
+    checkpoint: "Checkpoint", read: Callable[["Checkpoint", int | None], dict[str, T]], model: int | None
+) -> dict[str, T]:
+    """The model in a checkpoint. Raises CheckpointError if its tensors are not those that it names."""
+    try:
+        return read(checkpoint, model)
+    except (RuntimeError, KeyError, IndexError, TypeError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path} does not hold the model that it names: {error!r:.200}"
+        ) from error
 
 
 def _check_ending(path: Path) -> None:

@@ -97,7 +97,9 @@ class FitResult:
         return self.status.metrics
 
 
-def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **settings: Any) -> FitResult:
+def fit(
+    task: Task, *, quiet: bool = False, resume: str | None = None, trust: bool = False, **settings: Any
+) -> FitResult:
     """Train a task with servers and workers on this machine, and wait for the result.
 
     Workers are forks of this process, so the task may use functions that exist only here (a notebook's
@@ -106,6 +108,7 @@ def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **setting
     Args:
         quiet: show no progress.
         resume: a run (id or path) to go on from.
+        trust: that run may be another user's.
         settings: fields of `paceline.Job`: workers, servers, mode, seed, run_dir, …
 
     Raises:
@@ -118,7 +121,7 @@ def fit(task: Task, *, quiet: bool = False, resume: str | None = None, **setting
             "touches the GPU (restart the notebook), or use a script with `paceline run`."
         )
     if resume is not None:
-        run = find_run(resume)
+        run = find_run(resume, trust=trust)
         job = Job.from_json({**run.read_job().to_json(), **settings})
         checkpoint = latest_checkpoint(run)
         check_goes_on(job, checkpoint)

@@ -3,13 +3,17 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.control.requests import Requests
+from paceline.control.run_record import checkpoint_names
 from paceline.control.rundir import RunDirectory
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, UsageError
+from paceline.observe.record.run_files import unix_time
+from paceline.storage.typed_json import checked
+
+T = TypeVar("T")
 
 __all__ = ["RunEnd", "Scaled", "Switched", "run_end", "scale_run", "stop_run", "switch_run", "waiting_for"]
 
@@ -68,7 +72,7 @@ def switch_run(run: RunDirectory, mode: str) -> Switched:
     answer = _ask(run, {"kind": "switch", "mode": str(wanted)})
     if answer.get("refused"):
         raise UsageError(f"run {run.id} was not switched and goes on as it was: {answer['refused']}")
-    return Switched(answer["mode"], answer["version"])
+    return _understood(Switched, answer)
 
 
 def scale_run(run: RunDirectory, *, workers: int | None = None, servers: int | None = None) -> Scaled:
@@ -88,7 +92,7 @@ def scale_run(run: RunDirectory, *, workers: int | None = None, servers: int | N
     answer = _ask(run, {"kind": "scale", **sizes})
     if answer.get("refused"):
         raise UsageError(f"run {run.id} was not scaled and goes on as it was: {answer['refused']}")
-    return Scaled(answer["workers"], answer["servers"], answer["version"])
+    return _understood(Scaled, answer)
 
 
 def stop_run(run: RunDirectory, *, now: bool = False, tell: Callable[[str], None]) -> None:
@@ -123,14 +127,14 @@ def stop_run(run: RunDirectory, *, now: bool = False, tell: Callable[[str], None
 
 def run_end(run: RunDirectory) -> RunEnd:
     """How a run ended. Of a run that is going on: where it stands."""
-    status = run.read_status()
-    there = sorted(path.name for path in run.checkpoints_path.glob("version-*") if not path.suffix)
+    look = run.look()
+    there = checkpoint_names(run)
     return RunEnd(
-        state=run.state(),
-        version=int(status.get("version", 0)),
+        state=look.state,
+        version=look.status.version,
         controller=run.controller_pid(),
-        error=str(status.get("error") or ""),
-        messages=tuple(status.get("messages") or ()),
+        error=look.status.error or "",
+        messages=tuple(look.status.messages),
         checkpoint=there[-1] if there else None,
     )
 
@@ -142,12 +146,10 @@ def waiting_for(status: dict[str, Any], now: float) -> str:
         status: its status.json.
         now: Unix time.
     """
-    try:
-        silent = now - datetime.fromisoformat(str(status.get("updated"))).timestamp()
-    except ValueError:
-        silent = 0.0
+    silent = now - (unix_time(status.get("updated")) or now)
     if silent > _SILENT_S:
-        pid = (status.get("controller") or {}).get("pid")
+        controller = status.get("controller")
+        pid = controller.get("pid") if isinstance(controller, dict) else None
         return (
             f"its controller (process {pid}) has written nothing for more than {_SILENT_S:g} s: it is being "
             "replaced, or hangs"
@@ -157,11 +159,19 @@ def waiting_for(status: dict[str, Any], now: float) -> str:
         return "its scripts have ended already; its last checkpoint is written"
     if state != "stopping":
         return "its processes end, and its report is written"
-    if not (saving := status.get("saving")):
-        return "workers finish the step that they are at, then a checkpoint is written"
-    from paceline.observe.analyse import wording
+    match status.get("saving"):
+        case [_, int(total)]:
+            from paceline.observe.analyse import wording
 
-    return f"a checkpoint of {wording.size(int(saving[1]))} is written"
+            return f"a checkpoint of {wording.size(total)} is written"
+    return "workers finish the step that they are at, then a checkpoint is written"
+
+
+def _understood(kind: type[T], answer: dict[str, Any]) -> T:
+    try:
+        return checked(kind, answer)
+    except ValueError as error:
+        raise LinkError(f"the run answered what cannot be understood: {error}") from error
 
 
 def _ask(run: RunDirectory, body: dict[str, Any]) -> dict[str, Any]:

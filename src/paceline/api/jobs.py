@@ -20,6 +20,7 @@ from paceline.observe.record.output import OutputPiece
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.plan.program_check import search_path
 from paceline.storage import checkpoint as checkpoints
+from paceline.storage.checkpoint_meta import check_meta
 
 __all__ = [
     "ResumableRun",
@@ -66,14 +67,17 @@ class ResumableRun:
     """Relative paths in the job mean this directory."""
 
 
-def resumable(run: str) -> ResumableRun:
+def resumable(run: str, *, trust: bool = False) -> ResumableRun:
     """A run to go on with: no controller runs it, and it has a script.
+
+    Args:
+        trust: it may be another user's: that user chose the program.
 
     Raises:
         RunNotFound: there is no such run.
-        UsageError: it is going on, or was started by `fit`.
+        UsageError: it is going on, was started by `fit`, or is another user's.
     """
-    found = find_run(run)
+    found = find_run(run, trust=trust)
     job = found.read_job()
     if found.alive():
         raise found.refusal()
@@ -110,12 +114,12 @@ def resume_run(
     plan = make_plan(job, run_id=run.id)
     found = latest_checkpoint(run, progress)
     check_goes_on(job, found)
-    before = run.read_status()
-    kept = _kept_record(run) if before.get("state") == "succeeded" else None
+    before = run.known_status()
+    kept = _kept_record(run) if before.state == "succeeded" else None
     run.record_resume(job, plan=plan, command=command)
     if job.args != earlier.args:
         run.append_event({"kind": "arguments", "was": list(earlier.args), "now": list(job.args)})
-    lost = max(0, int(before.get("version", 0)) - found.version)
+    lost = max(0, before.version - found.version)
     if lost and progress is not None:
         progress.print_line(
             f"going on from {found.path.name}: {lost:,} updates after it are lost and are computed again"
@@ -132,7 +136,7 @@ def resume_run(
             "nothing was left to do: the script made no step. The run's record is as it was before. To train "
             f"on, give the script more epochs, as in: paceline resume {run.id} -- --epochs N"
         )
-    return RunStatus.from_json(before)
+    return before
 
 
 def _kept_record(run: RunDirectory) -> KeptRecord | None:
@@ -157,16 +161,34 @@ def check_goes_on(job: Job, found: checkpoints.Checkpoint) -> None:
         )
 
 
-def latest_checkpoint(run: RunDirectory, progress: Progress | None = None) -> checkpoints.Checkpoint:
-    """The newest checkpoint of a run that is whole; refused ones are named."""
+def latest_checkpoint(
+    run: RunDirectory,
+    progress: Progress | None = None,
+    *,
+    say: Callable[[str], None] | None = None,
+    check: Callable[[checkpoints.Checkpoint], object] = lambda _: None,
+) -> checkpoints.Checkpoint:
+    """The newest checkpoint of a run that is whole and that a run can go on from; refused ones are named.
+
+    Args:
+        say: told of each that is refused, and why; if not given, `progress` shows it.
+        check: one for which it raises CheckpointError is refused, too.
+    """
     refused: list[str] = []
 
     def on_refused(path: Path, error: CheckpointError) -> None:
         refused.append(f"{path.name}: {error}")
-        if progress is not None:
-            progress.print_line(f"checkpoint refused, the one before it is used: {error}")
+        text = f"checkpoint refused, the one before it is used: {error}"
+        if say is not None:
+            say(text)
+        elif progress is not None:
+            progress.print_line(text)
 
-    found = checkpoints.latest(run.path / "checkpoints", on_refused=on_refused)
+    def both(found: checkpoints.Checkpoint) -> None:
+        check_meta(found)
+        check(found)
+
+    found = checkpoints.latest(run.path / "checkpoints", on_refused=on_refused, check=both)
     if found is None:
         why = "; ".join(refused) or "it has written none yet (see --checkpoint-every)"
         raise CheckpointError(f"run {run.id} has no checkpoint to go on from: {why}")

@@ -2,14 +2,16 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.control.rundir import RunDirectory
 from paceline.control.tail import Tail
+from paceline.engines.streams import paths_of
 from paceline.exceptions import UsageError
 from paceline.observe.record.output import Screen, Stream
+from paceline.storage.plain_files import check_directory, plain_size, reason_of
 
 __all__ = ["LogLine", "read_logs"]
 
@@ -26,12 +28,19 @@ class LogLine(NamedTuple):
     """Whether only this role was asked for."""
 
 
-def read_logs(run: RunDirectory, role: str | None = None, *, follow: bool = False) -> Iterator[LogLine]:
+def read_logs(
+    run: RunDirectory,
+    role: str | None = None,
+    *,
+    follow: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Iterator[LogLine]:
     """The lines of a run's logs, role by role; of a progress bar, only its last state.
 
     Args:
         role: `controller`, `server:0`, `worker:1`, or `worker` for all workers; None: all roles.
         follow: go on with what is written from now on, until the run is over.
+        warn: told of each file that is not read, because it is a link, a pipe, ….
 
     Raises:
         UsageError: there is no such role, or it has no log.
@@ -44,6 +53,8 @@ def read_logs(run: RunDirectory, role: str | None = None, *, follow: bool = Fals
         paths = _chosen(run, role, must=not alive)
         for name, path in paths.items():
             alone = role is not None and len(paths) == 1
+            if name not in tails:
+                _warn_of_strange_files(path, warn)
             tail = tails.setdefault(name, Tail(path))
             while pieces := tail.read():
                 for stream, data in pieces:
@@ -58,7 +69,23 @@ def read_logs(run: RunDirectory, role: str | None = None, *, follow: bool = Fals
         time.sleep(_POLL_S)
 
 
+def _warn_of_strange_files(log: Path, warn: Callable[[str], None]) -> None:
+    for path in paths_of(log).values():
+        try:
+            plain_size(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            warn(f"logs/{path.name} is not read: {reason_of(error)}")
+
+
 def _chosen(run: RunDirectory, role: str | None, *, must: bool) -> dict[str, Path]:
+    try:
+        check_directory(run.logs_path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(f"{run.logs_path} is not read: {reason_of(error)}") from error
     there = run.log_paths()
     if role is None:
         return there

@@ -3,21 +3,24 @@
 import time
 from collections.abc import Sequence
 
+from paceline.control.known_runs import find_run, list_runs
 from paceline.control.removing import KEPT_STATES, Candidate, candidate, choose, refusal, remove
-from paceline.control.rundir import find_run, list_runs
 from paceline.exceptions import UsageError
 
 __all__ = ["Candidate", "old_runs", "removable_runs", "remove_run"]
 
 
-def removable_runs(runs: Sequence[str]) -> list[Candidate]:
+def removable_runs(runs: Sequence[str], *, trust: bool = False) -> list[Candidate]:
     """The named runs, each once, with their states and sizes.
+
+    Args:
+        trust: they may be other users'.
 
     Raises:
         RunNotFound: one of them is not there.
-        UsageError: one of them is going on, so that none may be removed.
+        UsageError: one of them is going on, or another user's, so that none may be removed.
     """
-    found = {run.path: run for run in map(find_run, runs)}
+    found = {run.path: run for run in (find_run(each, trust=trust) for each in runs)}
     chosen = [candidate(run) for run in found.values()]
     for each in chosen:
         if each.alive:
@@ -32,7 +35,7 @@ def old_runs(
     states: Sequence[str] = (),
     keep: int = 0,
 ) -> tuple[list[Candidate], int]:
-    """The runs that fulfil all conditions, and how many runs there are. One that is going on never does.
+    """This user's runs that fulfil all conditions, and how many there are. One that is going on never does.
 
     Args:
         older_than_s: since it ended.

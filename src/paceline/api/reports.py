@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.control.rundir import RunDirectory, find_run
+from paceline.control.known_runs import find_run
+from paceline.control.rundir import RunDirectory
 from paceline.exceptions import UsageError
 from paceline.observe.analyse.run_data import RunData
+from paceline.storage.plain_files import check_directory
 
 if TYPE_CHECKING:
     from paceline.observe.analyse.comparison import ComparedRun
@@ -88,16 +90,19 @@ def write_report(
     )
 
 
-def compared_runs(runs: Sequence[str]) -> "list[ComparedRun]":
+def compared_runs(runs: Sequence[str], *, trust: bool = False) -> "list[ComparedRun]":
     """Several runs, ready to be compared.
+
+    Args:
+        trust: they may be other users'.
 
     Raises:
         RunNotFound: one of them is not there.
-        UsageError: one of them is there twice.
+        UsageError: one of them is there twice, or another user's.
     """
     from paceline.observe.analyse.comparison import ComparedRun
 
-    found = [find_run(run) for run in runs]
+    found = [find_run(run, trust=trust) for run in runs]
     if twice := {run.id for run in found if sum(run.path == other.path for other in found) > 1}:
         raise UsageError(f"{', '.join(sorted(twice))} is there twice: name different runs")
     return [ComparedRun.of(RunData(run.path), run.state()) for run in found]
@@ -120,7 +125,9 @@ def _to_parquet(run: RunDirectory, warn: Callable[[str], None]) -> str | None:
     """A run that was killed left raw records: they are small and quick to read as Parquet."""
     from paceline.observe.record.tables import to_parquet
 
-    if not (run.path / "raw").is_dir():
+    try:
+        check_directory(run.path / "raw")
+    except OSError:
         return None
     try:
         to_parquet(run.path, warn)

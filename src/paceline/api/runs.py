@@ -1,28 +1,34 @@
 """Runs that this machine knows: which there are, how each does, and what it recorded.
 
 A run is named by its id, the beginning of one, its directory, or `last`; `find_run` turns that into the
-RunDirectory that the other functions take. Nothing here changes a run.
+RunDirectory that the other functions take. Nothing here changes a run. A run of another user is refused
+unless `trust` is given.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from paceline.control.rundir import RunDirectory, find_run, runs_root
-from paceline.control.rundir import list_runs as run_directories
-from paceline.exceptions import PacelineError, UsageError
+from paceline.control.known_runs import find_run
+from paceline.control.known_runs import list_runs as run_directories
+from paceline.control.rundir import DAMAGED, PRIVATE, RunDirectory, RunLook, runs_root
+from paceline.exceptions import UsageError
 from paceline.observe import RunStatus
 from paceline.storage.atomic import write_text_atomically
 
 if TYPE_CHECKING:
     from paceline.observe.analyse.run_data import RunData
 
+T = TypeVar("T")
+
 __all__ = [
     "RunDirectory",
     "RunFacts",
+    "RunList",
     "find_run",
     "list_runs",
     "load_run",
+    "newest_runs",
     "prometheus_page",
     "run_ids",
     "run_status",
@@ -37,7 +43,11 @@ class RunFacts:
 
     id: str
     path: str
+    owner: str | None
+    """Name of the user whose it is; None: this user's."""
     state: str
+    damage: str | None
+    """What of it cannot be understood."""
     created: str | None
     script: str | None
     args: list[str] | None
@@ -60,30 +70,61 @@ class RunFacts:
     error: str | None
 
 
+@dataclass(frozen=True)
+class RunList:
+    """Some of the runs."""
+
+    runs: list[RunFacts]
+    """The one that was started last first; behind them, if asked for, those of other users."""
+    older: int
+    """Number of this user's runs that are not in it."""
+    others: int
+    """Number of other users' runs that are not in it."""
+
+
 def run_ids() -> list[str]:
-    """The ids of all runs, the one that was started last first."""
+    """The ids of all runs of this user, the one that was started last first."""
     return [run.id for run in run_directories()]
 
 
-def list_runs(newest: int | None = None) -> list[RunFacts]:
-    """All runs, or the newest of them, the one that was started last first."""
-    return [_facts(run) for run in run_directories()[:newest]]
+def list_runs() -> list[RunFacts]:
+    """All runs of this user, the one that was started last first."""
+    return newest_runs().runs
 
 
-def load_run(run: str | Path | RunDirectory) -> "RunData":
+def newest_runs(newest: int | None = None, *, everyone: bool = False) -> RunList:
+    """All runs, or the newest of them.
+
+    Args:
+        everyone: also runs of other users, as far as they can be read.
+    """
+    found = run_directories(everyone=True)
+    own = [run for run in found if run.owner is None]
+    others = found[len(own) :]
+    shown = [*own[:newest], *(others if everyone else ())]
+    return RunList(
+        runs=[_facts(run) for run in shown],
+        older=len(own) - len(own[:newest]),
+        others=0 if everyone else len(others),
+    )
+
+
+def load_run(run: str | Path | RunDirectory, *, trust: bool = False) -> "RunData":
     """A run's tables as data frames: `.spans`, `.totals`, `.resources`, `.pushes`, `.metrics`.
 
     It may be going on, have ended, or have been killed. Columns: docs/observing.md.
 
     Args:
         run: its id, the beginning of one, `last`, or its directory.
+        trust: it may be another user's.
 
     Raises:
         RunNotFound: there is none.
+        UsageError: it is another user's.
     """
     from paceline.observe.analyse.run_data import RunData
 
-    return RunData((run if isinstance(run, RunDirectory) else find_run(str(run))).path)
+    return RunData((run if isinstance(run, RunDirectory) else find_run(str(run), trust=trust)).path)
 
 
 def run_status(run: RunDirectory, before: RunStatus | None = None) -> RunStatus:
@@ -93,31 +134,26 @@ def run_status(run: RunDirectory, before: RunStatus | None = None) -> RunStatus:
         before: what it said last; the answer if it is just being written.
 
     Raises:
-        UsageError: another version of Paceline wrote it.
+        UsageError: it is damaged, or another version of Paceline wrote it.
     """
-    # Asked first: a run that ends between the two is then seen to have ended.
-    state = run.state()
-    data = run.read_status()
-    if not data and before is not None:
+    look = run.look()
+    if before is not None and (not look.told or look.state == DAMAGED):
         return before
-    try:
-        status = RunStatus.from_json(data)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{run.path / 'status.json'} cannot be understood ({error}): another version of Paceline wrote it"
-        ) from error
-    if state == "crashed" and not status.ended:
-        status.state = state
-    return status
+    if look.state in (DAMAGED, PRIVATE):
+        raise _not_understood(run, look)
+    look.status.state = look.state
+    return look.status
 
 
 def prometheus_page(run: RunDirectory) -> str:
-    """Where a run stands now, in Prometheus's text format."""
+    """Where a run stands now, in Prometheus's text format. Raises UsageError if its status is damaged."""
     from paceline.observe.show.exports import prometheus
 
-    status = RunStatus.from_json(run.read_status())
-    status.state, status.run_id = run.state(), run.id
-    return prometheus(status)
+    look = run.look()
+    if look.state in (DAMAGED, PRIVATE):
+        raise _not_understood(run, look)
+    look.status.state, look.status.run_id = look.state, run.id
+    return prometheus(look.status)
 
 
 def write_prometheus_page(run: RunDirectory, path: Path) -> None:
@@ -125,24 +161,34 @@ def write_prometheus_page(run: RunDirectory, path: Path) -> None:
     write_text_atomically(path, prometheus_page(run))
 
 
+def _not_understood(run: RunDirectory, look: RunLook) -> UsageError:
+    if look.state == PRIVATE:
+        return UsageError(f"{run.path} may not be read by this user")
+    return UsageError(f"{run.path}: {look.damage}. It is damaged, or another version of Paceline wrote it")
+
+
 def _facts(run: RunDirectory) -> RunFacts:
-    try:
-        record = run.record()
-    except PacelineError:
-        record = {}
-    status = RunStatus.from_json(run.read_status())
-    job: dict[str, Any] = record.get("job", {})
+    look = run.look()
+    job, status = look.record.get("job", {}), look.status
+
+    def asked(name: str, kind: type[T]) -> T | None:
+        value = job.get(name)
+        return value if isinstance(value, kind) else None
+
+    args = job.get("args")
     return RunFacts(
         id=run.id,
         path=str(run.path),
-        state=run.state(),
-        created=record.get("created"),
-        script=job.get("script"),
-        args=job.get("args"),
-        mode=job.get("mode"),
-        workers=job.get("workers"),
-        servers=job.get("servers"),
-        seed=job.get("seed"),
+        owner=run.owner,
+        state=look.state,
+        damage=look.damage,
+        created=look.record.get("created"),
+        script=asked("script", str),
+        args=args if isinstance(args, list) and all(isinstance(each, str) for each in args) else None,
+        mode=asked("mode", str),
+        workers=asked("workers", int),
+        servers=asked("servers", int),
+        seed=asked("seed", int),
         updates=status.version,
         steps=status.steps,
         epoch=status.epoch,
@@ -152,7 +198,7 @@ def _facts(run: RunDirectory) -> RunFacts:
         elapsed_s=status.elapsed_s,
         metrics=status.metrics,
         checkpoints=status.checkpoints,
-        resumes=len(record.get("resumes") or ()),
+        resumes=len(look.record.get("resumes") or ()),
         ended_early=status.ended_early,
         diverged=status.diverged,
         error=status.error,

@@ -17,20 +17,26 @@ import yaml
 from paceline.control import RunDirectory
 from paceline.control.lock import RunLock
 from paceline.control.removing import remove
+from paceline.control.run_owner import check_trust, make_parents
 from paceline.exceptions import PacelineError, UsageError
-from paceline.observe import ENDED, RunStatus
+from paceline.observe import ENDED
 from paceline.observe.analyse import wording
 from paceline.observe.analyse.study_data import StudyData
 from paceline.observe.show.study_page import write_study_page
+from paceline.observe.show.visible import visible
 from paceline.plan import Job, make_plan
 from paceline.plan.grid import BUDGETS, Axis, StudyPlan, Trial, left, startable
 from paceline.storage.atomic import write_text_atomically
+from paceline.storage.plain_files import open_plain, read_bytes
 
 __all__ = ["load_study", "print_line", "resume_study", "run_study", "study", "study_path"]
 
 POLL_S = 0.1
 _TAIL = 5
 """Lines of a refused run's output that are repeated."""
+_MOST_OUTPUT = 1 << 20
+_NOT_BY_OTHERS = 0o644
+"""Job files say what to run: whatever the umask, other users cannot write them."""
 
 
 def study(
@@ -45,6 +51,7 @@ def study(
     seed_argument: str | None = None,
     retry_failed: bool = False,
     quiet: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> StudyData:
     """Run a script over a grid of settings, each combination with several seeds, and compare the runs.
@@ -62,6 +69,7 @@ def study(
         at_once: how many runs at the same time; `fit`: as many as have a core for each worker.
         seed_argument: the script's argument that gets the seed, too.
         retry_failed: run those again that failed.
+        trust: the directory, if it exists, may be another user's.
         settings: other fields of `paceline.Job`, the same for all runs.
 
     Returns:
@@ -89,18 +97,23 @@ def study(
         directory=os.getcwd(),
     )
     tell = (lambda _: None) if quiet else print_line
-    return run_study(
-        plan, directory, at_once=None if at_once == "fit" else at_once, again=retry_failed, tell=tell
-    )
+    number = None if at_once == "fit" else at_once
+    return run_study(plan, directory, at_once=number, again=retry_failed, tell=tell, trust=trust)
 
 
-def load_study(directory: str | Path) -> StudyData:
+def load_study(directory: str | Path, *, trust: bool = False) -> StudyData:
     """A study's runs as data frames: `.runs`, one row each, and `.values`, every logged value.
 
+    Args:
+        trust: it may be another user's.
+
     Raises:
-        UsageError: it is not a study's directory.
+        UsageError: it is not a study's directory, or another user's.
     """
-    return StudyData(Path(directory).absolute())
+    path = Path(directory).absolute()
+    if not trust:
+        check_trust(path, "the study")
+    return StudyData(path)
 
 
 def resume_study(
@@ -109,10 +122,14 @@ def resume_study(
     at_once: int | None = 1,
     again: bool = False,
     tell: Callable[[str], None] | None = None,
+    trust: bool = False,
 ) -> StudyData:
     """Go on with a study that was interrupted. See `study`."""
     path = Path(directory).absolute()
-    return run_study(read_plan(path), path, at_once=at_once, again=again, tell=tell or print_line)
+    if not trust:
+        check_trust(path, "the study")
+    plan = read_plan(path)
+    return run_study(plan, path, at_once=at_once, again=again, tell=tell or print_line, trust=trust)
 
 
 def read_plan(path: Path) -> StudyPlan:
@@ -136,11 +153,14 @@ def run_study(
     at_once: int | None,
     again: bool,
     tell: Callable[[str], None],
+    trust: bool = False,
 ) -> StudyData:
     """Run what is left of a study, and write its page."""
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once={at_once}: give at least 1, or fit")
     path = study_path(plan, directory)
+    if path.exists() and not trust:
+        check_trust(path, "the study")
     jobs = {trial.name: plan.job_of(trial, str(path / "runs" / trial.name)) for trial in plan.trials}
     with _working_in(plan.directory):
         for trial in plan.trials:
@@ -238,7 +258,8 @@ class _Runner:
             remove(run)
         self._say(name, "started")
         command = [sys.executable, "-m", "paceline", "run", "--quiet", str(self._job_file(name))]
-        with (self._path / "output" / f"{name}.txt").open("wb") as output:
+        said = open_plain(self._path / "output" / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(said, "wb") as output:
             self._running[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -255,7 +276,8 @@ class _Runner:
         if not self._jobs[name].module:
             content["script"] = str(Path(self._plan.directory) / content["script"])
         path = self._path / "trials" / f"{name}.yaml"
-        write_text_atomically(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        write_text_atomically(path, text, mode=_NOT_BY_OTHERS)
         return path
 
     def _look(self) -> None:
@@ -271,9 +293,11 @@ class _Runner:
     def _outcome(self, name: str) -> str:
         state = self._state(name)
         if state == "new":
-            lines = (self._path / "output" / f"{name}.txt").read_text(errors="replace").splitlines()
-            return "was refused: " + " ".join(lines[-_TAIL:])
-        status = RunStatus.from_json(RunDirectory(self._path / "runs" / name).read_status())
+            said = b""
+            with contextlib.suppress(OSError):
+                said = read_bytes(self._path / "output" / f"{name}.txt", most=_MOST_OUTPUT)
+            return "was refused: " + " ".join(said.decode(errors="replace").splitlines()[-_TAIL:])
+        status = RunDirectory(self._path / "runs" / name).known_status()
         if state == "failed":
             return f"failed: {(status.error or '').splitlines()[0] if status.error else 'nobody said why'}"
         metrics = "".join(
@@ -303,10 +327,11 @@ def _write_plan(plan: StudyPlan, path: Path) -> None:
     elif path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} is not empty, and no study's directory: name another one")
     try:
+        make_parents(path)
         for part in (path, path / "trials", path / "runs", path / "output"):
-            part.mkdir(parents=True, exist_ok=True)
+            part.mkdir(mode=0o755, exist_ok=True)
         if not file.exists():
-            write_text_atomically(file, json.dumps(plan.to_json(), indent=2) + "\n")
+            write_text_atomically(file, json.dumps(plan.to_json(), indent=2) + "\n", mode=_NOT_BY_OTHERS)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -343,5 +368,5 @@ def _stopping_in_order(stop: Callable[[int], None]) -> Iterator[None]:
 
 def print_line(text: str) -> None:
     """Say how a study goes."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{visible(text)}\n")
     sys.stdout.flush()

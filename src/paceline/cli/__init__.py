@@ -23,6 +23,7 @@
 * `arguments.py`   changed arguments of a script, in `resume`
 * `job_file.py`    paceline run job.yaml: options, script and arguments from a file
 * `outcome.py`     what stands in the terminal when a run is over
+* `printing.py`    what all of them print with: nothing that a file holds steers the terminal
 
 torch takes seconds to import: nothing here imports it, or `paceline.api`, before a command has to.
 """

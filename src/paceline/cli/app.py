@@ -16,8 +16,8 @@ from paceline.cli.export_command import export
 from paceline.cli.job_file import TakesJobFile
 from paceline.cli.logs_command import logs
 from paceline.cli.metrics_command import metrics
-from paceline.cli.parameters import complain
 from paceline.cli.plan_command import plan
+from paceline.cli.printing import complain, say
 from paceline.cli.remove_command import prune, rm
 from paceline.cli.report_command import report
 from paceline.cli.resume_command import resume
@@ -96,7 +96,7 @@ app.command(context_settings=SPELLING)(completion)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"paceline {__version__}")
+        say(f"paceline {__version__}")
         raise typer.Exit
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.printing import say
 from paceline.plan.security import CERTIFICATE_DAYS
 
 __all__ = ["certs"]
@@ -49,6 +50,6 @@ def certs(
     written = make_certificates(directory, run, roles=roles or ROLES, days=days, hosts=hosts or ())
     names = ", ".join(path.name for path in written if path.suffix == ".pem")
     last = "1 day" if days == 1 else f"{days} days"
-    typer.echo(f"Wrote {names} and their keys to {directory}, for run {run}; good for {last}.")
+    say(f"Wrote {names} and their keys to {directory}, for run {run}; good for {last}.")
     if (directory / "ca.key").exists():
-        typer.echo("Keep ca.key to yourself: who has it can join the run in any role.")
+        say("Keep ca.key to yourself: who has it can join the run in any role.")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import cell, say
 from paceline.exceptions import UsageError
 
 __all__ = ["compare"]
@@ -32,6 +33,7 @@ def compare(
             help="Show runs that differ by their seed only in one column, as mean ± standard deviation.",
         ),
     ] = True,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Compare runs: speed, results, and where their time went. The best of a row is marked.
 
@@ -45,24 +47,23 @@ def compare(
 
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.api.reports import compared_runs
     from paceline.observe.analyse import comparison
     from paceline.observe.show import comparison_page
 
-    columns = comparison.columns_of(compared_runs(runs), group=group)
+    columns = comparison.columns_of(compared_runs(runs, trust=trust), group=group)
     names = comparison.column_names(columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("", style="dim", no_wrap=True)
     for name in names:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(cell(name), justify="right", overflow="fold")
     for row in comparison.compare(columns):
         cells = [
-            Text(f"{cell} *", style="bold green") if i in row.best else Text(cell)
-            for i, cell in enumerate(row.cells)
+            cell(f"{text} *", "bold green") if i in row.best else cell(text)
+            for i, text in enumerate(row.cells)
         ]
-        table.add_row(row.name, *cells)
+        table.add_row(cell(row.name), *cells)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 60 + 40 * len(columns)
@@ -73,9 +74,9 @@ def compare(
         for short, column in zip(names, columns, strict=True)
         for each in column
     ):
-        console.print(Text(f"{name}: {each.diagnosis.text}"))
+        console.print(cell(f"{name}: {each.diagnosis.text}"))
         for text in each.run.missing:
-            console.print(Text(f"{name}: missing: {text}", style="yellow"))
+            console.print(cell(f"{name}: missing: {text}", "yellow"))
     if html is not None:
         try:
             comparison_page.write_comparison(columns, html)
@@ -84,4 +85,4 @@ def compare(
                 f"--html {html} cannot be written: {error.strerror or error}. Name a file in a directory "
                 "that exists and that you may write to"
             ) from error
-        typer.echo(f"page: {html.absolute()}")
+        say(f"page: {html.absolute()}")

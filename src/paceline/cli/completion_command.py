@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.printing import say
 from paceline.exceptions import UsageError
 
 __all__ = ["COMPLETE_VARIABLE", "completion", "prepare_completion"]
@@ -41,4 +42,4 @@ def completion(
     if shell not in _SHELLS:
         raise UsageError(f"completion {shell}: there is none for this shell. Valid: {', '.join(_SHELLS)}")
     script = get_completion_script(prog_name="paceline", complete_var=COMPLETE_VARIABLE, shell=shell)
-    typer.echo(f"# {_SHELLS[shell]}\n{script}")
+    say(f"# {_SHELLS[shell]}\n{script}")

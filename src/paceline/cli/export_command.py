@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import note, say
 from paceline.exceptions import UsageError
 
 __all__ = ["export"]
@@ -28,6 +29,7 @@ def export(
             show_default=False,
         ),
     ] = None,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Write a run's trained model for load_state_dict in plain PyTorch.
 
@@ -35,23 +37,21 @@ def export(
     """
     from paceline.api.runs import find_run
 
-    found = find_run(run)
+    found = find_run(run, trust=trust)
     if file.is_dir():
         raise UsageError(f"{file} is a directory; name a file, as in {file / 'model.safetensors'}")
 
     from paceline import api
     from paceline.observe.analyse import wording
 
-    checkpoint = api.export_run(found, file, model)
+    checkpoint = api.export_run(found, file, model, say=note)
     models = int(checkpoint.meta.get("models", 1))
     size = wording.size(file.stat().st_size)
     version = wording.count(checkpoint.version)
-    typer.echo(f"{file}: the model of run {found.id} at version {version}, {size}")
+    say(f"{file}: the model of run {found.id} at version {version}, {size}")
     if models > 1 and model is None:
-        typer.echo(
-            f"It holds {models} models: their keys begin with 0. to {models - 1}. (--model K: one of them)"
-        )
+        say(f"It holds {models} models: their keys begin with 0. to {models - 1}. (--model K: one of them)")
         return
     load = "safetensors.torch.load_file(%s)" if file.suffix == ".safetensors" else "torch.load(%s)"
     quoted = json.dumps(str(file), ensure_ascii=False)
-    typer.echo(f"Load it:  model.load_state_dict({load % quoted})")
+    say(f"Load it:  model.load_state_dict({load % quoted})")

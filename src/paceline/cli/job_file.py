@@ -3,7 +3,10 @@
 It becomes words of the command line, so that a setting means there what it means when it is typed.
 """
 
+import errno
 import shlex
+import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,6 +22,7 @@ from paceline.exceptions import UsageError
 __all__ = ["JobFile", "Setting", "TakesJobFile", "is_job_file"]
 
 _ENDINGS = (".yaml", ".yml")
+_MOST_BYTES = 256 << 10
 _TRUE = ("true", "yes", "on")
 _FALSE = ("false", "no", "off")
 _PROGRAM = ("script", "args")
@@ -99,25 +103,39 @@ class JobFile:
     def read(cls, path: Path) -> "JobFile":
         """Read the file. Values stay as they are written: 1e-4 is not made a number, `no` not a False."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = _read(path)
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"the job file {path} cannot be read: {reason}") from error
-        loader = yaml.BaseLoader(text)
+        try:
+            loader = yaml.BaseLoader(text)
+        except yaml.YAMLError as error:
+            raise cls._not_yaml(path, error) from error
         try:
             node = loader.get_single_node()
             if node is not None and isinstance(node, yaml.MappingNode):
-                keys = [str(key.value) for key, _ in node.value]
-                if twice := [key for key in keys if keys.count(key) > 1]:
+                # Not str() of any other key: aliases in aliases make it endless.
+                if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+                    raise UsageError(
+                        f"{path}: a key is a list or a mapping; it must be the name of a setting"
+                    )
+                keys = Counter(str(key.value) for key, _ in node.value)
+                if twice := [key for key, number in keys.items() if number > 1]:
                     raise UsageError(f"{path}: {twice[0]!r} is there twice")
             content = loader.construct_document(node) if node is not None else {}
         except yaml.YAMLError as error:
-            raise UsageError(f"the job file {path} is not YAML: {' '.join(str(error).split())}") from error
+            raise cls._not_yaml(path, error) from error
+        except RecursionError:
+            raise UsageError(f"the job file {path} is nested too deep, or holds itself") from None
         finally:
             loader.dispose()
         if not isinstance(content, dict):
             raise UsageError(f"{path}: a job file has lines such as `script: train.py` and `workers: 4`")
         return cls(path, content)
+
+    @staticmethod
+    def _not_yaml(path: Path, error: yaml.YAMLError) -> UsageError:
+        return UsageError(f"the job file {path} is not YAML: {' '.join(str(error).split())[:300]}")
 
     def script(self, module: bool = False) -> str:
         """What to run: a path is one from the job file's directory; a module's name stays as it is."""
@@ -153,7 +171,8 @@ class JobFile:
         if setting.flag:
             meant = _meant(value)
             if meant is None:
-                raise UsageError(f"{self._path}: {key}: {value!r} is neither true nor false")
+                shown = repr(value) if isinstance(value, str) else _kind(value)
+                raise UsageError(f"{self._path}: {key}: {shown} is neither true nor false")
             return [setting.options[0]] if meant else list(setting.negations[:1])
         values = value if isinstance(value, list) and setting.many else [value]
         for each in values:
@@ -178,6 +197,17 @@ class JobFile:
         raise UsageError(
             f"{self._path}: args is a line, `args: --lr 0.1`, or a list of words, `args: [--lr, 0.1]`"
         )
+
+
+def _read(path: Path) -> str:
+    """The text of a job file: a link to one will do, a pipe or a file without an end will not."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    if found.st_size > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES:,} bytes", str(path))
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES).decode()
 
 
 def _meant(value: Any) -> bool | None:

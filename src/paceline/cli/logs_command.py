@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import note
 from paceline.observe.record.output import label
+from paceline.observe.show.visible import with_colours
 
 __all__ = ["logs"]
 
@@ -24,6 +26,7 @@ def logs(
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Show the logs of a run's roles: what scripts wrote, and what Paceline says of them.
 
@@ -34,14 +37,14 @@ def logs(
     from paceline.api.logs import read_logs
     from paceline.api.runs import find_run
 
-    for line in read_logs(find_run(run), role, follow=follow):
+    for line in read_logs(find_run(run, trust=trust), role, follow=follow, warn=note):
         _print(line.role, line.text, alone=line.alone)
 
 
 def _print(name: str, line: str, *, alone: bool) -> None:
-    if alone:
-        typer.echo(line)
-        return
-    rank = int(name.partition(":")[2] or 0)
-    colour = None if name == "controller" else COLOURS[rank % len(COLOURS)]
-    typer.echo(typer.style(label(name), fg=colour) + line)
+    text = with_colours(line)
+    if not alone:
+        rank = int(name.partition(":")[2] or 0)
+        colour = None if name == "controller" else COLOURS[rank % len(COLOURS)]
+        text = typer.style(label(name), fg=colour) + text
+    typer.echo(text)

@@ -1,7 +1,8 @@
 """paceline metrics: what a run's script logged, here or in another tool."""
 
+import io
+import itertools
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import cell, for_programs, say
 from paceline.exceptions import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ _COLUMNS = (
     (0, ("worker", "step", "last")),
 )
 """Columns of the table, by the least width of the terminal that has room for them."""
+_MOST_ROWS = 1000
 
 
 def metrics(
@@ -66,6 +69,7 @@ def metrics(
             help="File the run with this MLflow server, or database: sqlite:///mlflow.db.",
         ),
     ] = None,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Show the metrics that a run's script logged, or hand them to another tool.
 
@@ -75,20 +79,20 @@ def metrics(
     from paceline.observe.show import exports
 
     address = _address(serve) if serve is not None else None
-    found = find_run(run)
+    found = find_run(run, trust=trust)
     data = load_run(found)
     if csv is not None:
         _write_csv(csv, data)
     if tensorboard is not None:
         number = exports.to_tensorboard(data, tensorboard)
-        typer.echo(
+        say(
             f"{tensorboard / found.path.name}: {number:,} new values. See them:  "
             f"tensorboard --logdir {tensorboard}"
         )
     if mlflow is not None:
         # MLflow tries a server that is not there for minutes, and says nothing.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        typer.echo(f"MLflow has run {found.id} as {exports.to_mlflow(data, mlflow)} at {mlflow}")
+        say(f"MLflow has run {found.id} as {exports.to_mlflow(data, mlflow)} at {mlflow}")
     if prometheus is not None:
         _write_page(prometheus, found)
     if address is not None:
@@ -108,21 +112,23 @@ def _write_csv(to: str, data: "RunData") -> None:
     from paceline.observe.show.exports import to_csv
 
     if to == "-":
-        to_csv(data, sys.stdout)
+        text = io.StringIO()
+        to_csv(data, text)
+        for_programs(text.getvalue())
         return
     try:
         with Path(to).open("w") as file:
             number = to_csv(data, file)
     except OSError as error:
         raise UsageError(f"--csv {to}: {error.strerror or error}") from error
-    typer.echo(f"{to}: {number:,} values")
+    say(f"{to}: {number:,} values")
 
 
 def _write_page(to: str, run: "RunDirectory") -> None:
     from paceline.api.runs import prometheus_page, write_prometheus_page
 
     if to == "-":
-        typer.echo(prometheus_page(run), nl=False)
+        for_programs(prometheus_page(run))
         return
     try:
         write_prometheus_page(run, Path(to))
@@ -134,23 +140,22 @@ def _serve(run_id: str, page: Callable[[], str], host: str, port: int) -> None:
     from paceline.observe.show.exports import MetricsServer
 
     with MetricsServer(page, host, port) as server:
-        typer.echo(f"http://{host}:{server.server_port}/metrics serves run {run_id} until Ctrl-C")
+        say(f"http://{host}:{server.server_port}/metrics serves run {run_id} until Ctrl-C")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            typer.echo()
+            say()
 
 
 def _show(data: "RunData", run_id: str) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.observe.analyse import wording
 
     frame = data.metrics
     if frame.empty:
-        typer.echo(f"Run {run_id} has no metrics. A script logs them:  paceline.log(loss=0.3)")
+        say(f"Run {run_id} has no metrics. A script logs them:  paceline.log(loss=0.3)")
         return
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -160,7 +165,8 @@ def _show(data: "RunData", run_id: str) -> None:
     table.add_column("metric", overflow="fold", min_width=8)
     for title in shown:
         table.add_column(title, justify="right", no_wrap=True)
-    for (name, worker), part in frame.groupby(["name", "worker"], sort=True):
+    groups = frame.groupby(["name", "worker"], sort=True)
+    for (name, worker), part in itertools.islice(groups, _MOST_ROWS):
         values = part["value"]
         cells = {
             "worker": str(worker),
@@ -171,10 +177,12 @@ def _show(data: "RunData", run_id: str) -> None:
             "highest": wording.metric(float(values.max())),
             "last": wording.metric(float(values.iloc[-1])),
         }
-        table.add_row(Text(str(name)), *(cells[title] for title in shown))
+        table.add_row(cell(name), *(cells[title] for title in shown))
     console.print(table)
+    if (more := groups.ngroups - _MOST_ROWS) > 0:
+        say(f"… and {more:,} more rows: --csv FILE has all values")
     if left_out := data.left_out.get("metrics"):
         console.print(f"{wording.count(left_out)} logged values are not kept (--records-mb, or a full disk).")
     for text in data.missing:
         if "values" in text:
-            console.print(Text(f"missing: {text}", style="yellow"))
+            console.print(cell(f"missing: {text}", "yellow"))

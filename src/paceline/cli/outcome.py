@@ -1,7 +1,6 @@
 """What stands in the terminal when a run is over."""
 
 import contextlib
-import json
 import re
 import shutil
 import signal
@@ -10,9 +9,11 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.parameters import complain
+from paceline.cli.printing import complain, say
 from paceline.observe import RunStatus
 from paceline.observe.analyse import wording
+from paceline.observe.record.run_files import read_summary
+from paceline.observe.show.visible import in_one_line
 
 __all__ = ["finish", "numbers"]
 
@@ -27,24 +28,24 @@ def finish(status: RunStatus) -> None:
 
     On standard error, as all that is ours: standard output is the script's.
     """
-    typer.echo(err=True)
+    say(err=True)
     if status.state not in EXIT_CODES:
         complain(status.error or f"the run ended in state {status.state}, and nobody said why")
-        typer.echo(err=True)
+        say(err=True)
     # Words stay whole; a path below may not, so that it can be copied.
     width = shutil.get_terminal_size().columns
-    ended = wording.state(status).capitalize()
+    ended = in_one_line(wording.state(status)).capitalize()
     colour = "yellow" if ended.lower() != status.state else COLOURS.get(status.state, "red")
     comma = "," if "," in ended else ""  # else it would have diverged after so long
     text = textwrap.fill(ended + comma + numbers(status), width)
-    typer.secho(text[: len(ended)], fg=colour, bold=True, nl=False, err=True)
-    typer.echo(text[len(ended) :], err=True)
+    say(text[: len(ended)], fg=colour, bold=True, nl=False, err=True)
+    say(text[len(ended) :], err=True)
     if status.ended_early is not None:
-        typer.echo(textwrap.fill(f"  It ended early: {status.ended_early}.", width), err=True)
+        say(textwrap.fill(f"  It ended early: {status.ended_early}.", width), err=True)
     if limit := _limit(status):
-        typer.echo(textwrap.fill(limit, width, initial_indent="  ", subsequent_indent="  "), err=True)
+        say(textwrap.fill(limit, width, initial_indent="  ", subsequent_indent="  "), err=True)
     for name, text in {**_metrics(status), **_places(status)}.items():
-        typer.echo(f"  {name:14} {text}", err=True)
+        say(f"  {name:14} {text}", err=True)
     code = EXIT_CODES.get(status.state, status.exit_code or 1)
     if status.state == "stopped" and status.stopped_by:
         code = 128 + status.stopped_by
@@ -69,7 +70,7 @@ def numbers(status: RunStatus) -> str:
 def _limit(status: RunStatus) -> str:
     """What limited the run, as its report says."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        summary = json.loads((Path(status.run_dir) / "summary.json").read_text())
+        summary = read_summary(Path(status.run_dir))
         if summary["diagnosis"]["limit"] not in ("unknown", "failure"):  # why it failed is said already
             return f"{summary['diagnosis']['sentence']} {summary['diagnosis']['advice']}"
     return ""
@@ -78,7 +79,7 @@ def _limit(status: RunStatus) -> str:
 def _metrics(status: RunStatus) -> dict[str, str]:
     if not status.version:
         return {}
-    metrics = [f"{name} {wording.metric(value)}" for name, value in status.metrics.items()]
+    metrics = wording.metrics(status.metrics)
     last = {"last metrics": ", ".join(metrics)} if metrics else {}
     if status.ended_s:
         last["time"] = wording.times(status)

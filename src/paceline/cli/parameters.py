@@ -1,14 +1,13 @@
 """The parameters of commands: the options of a job, as plan declares them, and how they become a Job."""
 
 import inspect
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.printing import note
 from paceline.exceptions import UsageError
 from paceline.plan import Job
 from paceline.plan.job import JOB_OPTIONS, command_options
@@ -21,11 +20,10 @@ __all__ = [
     "QUIET",
     "RUN",
     "SCRIPT",
+    "TRUST",
     "command_line",
-    "complain",
     "complete_run",
     "job_from",
-    "note",
     "note_late_flags",
     "settings_from",
     "takes_job_options",
@@ -37,7 +35,8 @@ def complete_run(incomplete: str) -> list[str]:
     from paceline.api.runs import run_ids
 
     found = run_ids()
-    return [each for each in (*(["last"] if found else []), *found) if each.startswith(incomplete)]
+    ids = (*(["last"] if found else []), *found)
+    return [each for each in ids if each.startswith(incomplete) and each.isprintable()]
 
 
 SCRIPT = typer.Argument(
@@ -49,6 +48,11 @@ RUN = typer.Argument(
     help="A run's id, the beginning of one, its directory, or [b]last[/b].",
     show_default=False,
     autocompletion=complete_run,
+)
+TRUST = typer.Option(
+    "--trust",
+    help="Use the run though it is another user's, who chose what it says and what it starts.",
+    show_default=False,
 )
 LIVE = typer.Option(
     "--live",
@@ -164,24 +168,3 @@ def _given(ctx: typer.Context, param: str) -> bool:
 def command_line() -> Sequence[str]:
     """What the user typed, word by word."""
     return ["paceline", *sys.argv[1:]]
-
-
-def note(text: str) -> None:
-    """Tell the user something that is no error."""
-    typer.secho(_wrapped(f"note: {text}"), fg="yellow", err=True)
-
-
-def complain(text: str) -> None:
-    """Tell the user what is wrong: the first line stands out, a traceback below it does not."""
-    first, _, rest = text.partition("\n")
-    typer.secho(_wrapped(f"error: {first}"), fg="red", bold=True, err=True)
-    if rest:
-        typer.echo(rest, err=True)
-
-
-def _wrapped(text: str) -> str:
-    """Between words where a person reads it; in one line where a program does."""
-    if not sys.stderr.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import parameters
-from paceline.core.modes import in_words
+from paceline.cli.printing import cell, note
+from paceline.core.modes import in_words, parse_schedule
 from paceline.plan import Job, ModelFacts, Plan, make_plan
 from paceline.plan.capacity import BASE_BYTES, ROLE_BYTES, model_bytes
-from paceline.plan.host import read_limits
+from paceline.plan.devices import host_memory_reason, on_cuda, transfer_reason
+from paceline.plan.host import mps_program, mps_runs, read_limits
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +37,7 @@ def plan(
     chosen = make_plan(parameters.job_from(ctx.params))
     parameters.note_late_flags(ctx)
     for warning in chosen.warnings:
-        parameters.note(warning)
+        note(warning)
 
     from paceline import api
 
@@ -45,12 +47,13 @@ def plan(
 def show_plan(plan: Plan, facts: ModelFacts) -> None:
     """Print a plan as tables."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120
     title = shlex.join([*(["-m"] if plan.job.module else []), plan.job.script or "", *plan.job.args])
-    console.print(f"[bold]Plan[/bold] for {title}\n", markup=True, soft_wrap=True)
+    console.print(Text.assemble(("Plan", "bold"), " for ", cell(title), "\n"), soft_wrap=True)
     console.print(_settings(plan, facts))
     console.print()
     console.print(_roles(plan, facts))
@@ -58,7 +61,6 @@ def show_plan(plan: Plan, facts: ModelFacts) -> None:
 
 def _settings(plan: Plan, facts: ModelFacts) -> "Table":
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.observe.analyse import wording
 
@@ -76,12 +78,13 @@ def _settings(plan: Plan, facts: ModelFacts) -> "Table":
         f"on {wording.plural(len(plan.servers), 'server')}{_balance(shares)}",
         "data": _data(plan, facts),
         "exchange": _exchange(plan, facts),
+        **({"GPU": gpu} if (gpu := _gpu(plan)) else {}),
         "memory": _memory(plan, facts),
         "checkpoints": _checkpoints(job),
         "faults": f"{_replaced(plan)}; nobody waits longer than {wording.duration(job.deadline_s)}",
     }
     for name, text in rows.items():
-        table.add_row(name, Text(text))
+        table.add_row(name, cell(text))
     return table
 
 
@@ -118,7 +121,7 @@ def _roles(plan: Plan, facts: ModelFacts) -> "Table":
             holds = f"{wording.plural(slices, 'slice')}, {wording.size(nbytes)} ({share})"
         else:
             holds = "nothing: the model has too few slices"
-        table.add_row(role.name, role.host, str(role.threads), holds)
+        table.add_row(role.name, cell(role.host), str(role.threads), holds)
     return table
 
 
@@ -170,6 +173,29 @@ def _exchange(plan: Plan, facts: ModelFacts) -> str:
     if transfer.prefetch:
         text += f"; replies awaited {wording.plural(transfer.prefetch, 'step')} later"
     return text
+
+
+def _gpu(plan: Plan) -> str | None:
+    """Where models and parameters are, of a job that puts them on a GPU."""
+    job = plan.job
+    if not on_cuda(job):
+        return None
+    modes = parse_schedule(plan.mode, job.schedule).modes
+    reason = transfer_reason(job) or host_memory_reason(modes, servers=job.servers, replicas=job.replicas)
+    if job.server_device == "cpu":
+        reason = "server_device=cpu"
+    text = f"models on {job.device}; "
+    if reason is None:
+        text += "parameters there, too, if its memory suffices: nothing leaves the device"
+    else:
+        text += f"parameters in host memory ({reason})"
+    if not plan.uses_mps:
+        return f"{text}; its processes use it in turn (no MPS)"
+    if mps_runs():
+        return f"{text}; its processes share it by the NVIDIA MPS that runs here"
+    if mps_program() is None:
+        return f"{text}; its processes use it in turn (this host has no NVIDIA MPS)"
+    return f"{text}; its processes share it by NVIDIA MPS, which starts and ends with the run"
 
 
 def _memory(plan: Plan, facts: ModelFacts) -> str:

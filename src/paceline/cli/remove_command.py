@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import complain, note, say
 from paceline.exceptions import PacelineError, UsageError
 from paceline.plan.amounts import nbytes, seconds
 
@@ -31,6 +32,7 @@ def rm(
         ),
     ],
     dry_run: Annotated[bool, DRY_RUN] = False,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Remove runs with all their files. One that is going on is refused.
 
@@ -39,7 +41,7 @@ def rm(
     from paceline.api.removal import removable_runs
 
     # Nothing is removed unless all can be.
-    _remove(removable_runs(runs), dry_run=dry_run)
+    _remove(removable_runs(runs, trust=trust), dry_run=dry_run)
 
 
 def prune(
@@ -65,7 +67,7 @@ def prune(
         list[str] | None,
         typer.Option(
             metavar="STATE",
-            help="Runs in this state: succeeded, failed, stopped, crashed. Can be repeated.",
+            help="Runs in this state: succeeded, failed, stopped, crashed, damaged. Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -91,7 +93,7 @@ def prune(
     states = [each.strip().lower() for text in state or () for each in text.split(",")]
     chosen, number = old_runs(older_than_s=older_than, larger_than=larger_than, states=states, keep=keep)
     if not chosen:
-        typer.echo(f"Nothing to remove: none of {number} runs fulfils all conditions.")
+        say(f"Nothing to remove: none of {number} runs fulfils all conditions.")
         return
     if not dry_run and not yes:
         _remove(chosen, dry_run=True)
@@ -110,22 +112,20 @@ def _remove(chosen: "Sequence[Candidate]", *, dry_run: bool) -> None:
     for each in chosen:
         what = f"run {each.run.id} ({each.state} {wording.ago(time.time() - each.changed)} ago)"
         if dry_run:
-            typer.echo(f"Would remove {what}: {wording.size(each.nbytes)}")
+            say(f"Would remove {what}: {wording.size(each.nbytes)}")
             freed, number = freed + each.nbytes, number + 1
             continue
         try:
             left = remove_run(each)
         except PacelineError as error:
-            parameters.complain(str(error))
+            complain(str(error))
             failed = True
             continue
         freed, number = freed + each.nbytes, number + 1
-        typer.echo(f"Removed {what}: {wording.size(each.nbytes)}")
+        say(f"Removed {what}: {wording.size(each.nbytes)}")
         if left:
-            parameters.note(
-                f"{each.run.path} stays: it also holds {', '.join(left[:5])}{', …' * (len(left) > 5)}"
-            )
+            note(f"{each.run.path} stays: it also holds {', '.join(left[:5])}{', …' * (len(left) > 5)}")
     verb = "would be freed" if dry_run else "freed"
-    typer.echo(f"{wording.plural(number, 'run')}, {wording.size(freed)} {verb}.")
+    say(f"{wording.plural(number, 'run')}, {wording.size(freed)} {verb}.")
     if failed:
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import say
 
 __all__ = ["report"]
 
@@ -23,6 +24,7 @@ def report(
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Say what limited a run, and write a page that shows where its time went.
 
@@ -34,16 +36,16 @@ def report(
     from paceline.api.runs import find_run
 
     written = write_report(
-        find_run(run), output, warn=lambda text: typer.secho(f"  {text}", fg="yellow"), tell=typer.echo
+        find_run(run, trust=trust), output, warn=lambda text: say(f"  {text}", fg="yellow"), tell=say
     )
     if written.raw_kept is not None:
-        typer.echo(written.raw_kept, err=True)
-    typer.secho(written.diagnosis, bold=True)
-    typer.echo()
+        say(written.raw_kept, err=True)
+    say(written.diagnosis, bold=True)
+    say()
     for name, value in written.figures:
-        typer.echo(f"  {name:16} {value}")
+        say(f"  {name:16} {value}")
     for text in written.missing:
-        typer.secho(f"  missing: {text}", fg="yellow")
-    typer.echo(f"  {'report':16} {written.path}")
+        say(f"  missing: {text}", fg="yellow")
+    say(f"  {'report':16} {written.path}")
     if open_it:
         typer.launch(written.path.as_uri())

@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import parameters
 from paceline.cli.arguments import change_arguments
+from paceline.cli.printing import note
 from paceline.exceptions import UsageError
 
 __all__ = ["resume"]
@@ -31,6 +32,7 @@ def resume(
     output: Annotated[str, parameters.OUTPUT] = "worker:0",
     replace_args: Annotated[bool, _REPLACE_ARGS] = False,
     quiet: Annotated[bool, parameters.QUIET] = False,
+    trust: Annotated[bool, parameters.TRUST] = False,
     **_: Any,
 ) -> None:
     """Go on with a run from its last good checkpoint.
@@ -46,7 +48,7 @@ def resume(
     from paceline.api.jobs import resumable
     from paceline.observe.record.output import parse_shown
 
-    found = resumable(run)
+    found = resumable(run, trust=trust)
     job = found.job
     shown = parse_shown(output, ctx.params["workers"] or job.workers)
     overrides = parameters.settings_from(ctx.params)
@@ -75,10 +77,10 @@ def _changed(before: Sequence[str], given: Sequence[str], *, replace: bool) -> t
     else:
         now, different = change_arguments(before, given)
     if tuple(before) == now:
-        parameters.note("the script's arguments are the same as before")
+        note("the script's arguments are the same as before")
     else:
         gets = shlex.join(now) or "no arguments"
-        parameters.note(f"the script's arguments change: {'; '.join(different)}. It gets: {gets}")
+        note(f"the script's arguments change: {'; '.join(different)}. It gets: {gets}")
     return now
 
 
@@ -88,9 +90,9 @@ def _go_to(directory: Path) -> None:
         return
     try:
         os.chdir(directory)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"the run was started in {directory}, which cannot be entered now: "
-            f"{error.strerror or error}. The script's relative paths mean that directory"
+            f"{getattr(error, 'strerror', None) or error}. The script's relative paths mean that directory"
         ) from error
-    parameters.note(f"working in {directory}, where the run was started")
+    note(f"working in {directory}, where the run was started")

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import note
 from paceline.observe.record.output import parse_shown
 from paceline.plan import make_plan
 
@@ -34,7 +35,7 @@ def run(
     parameters.note_late_flags(ctx)
     shown = parse_shown(output, job.workers)
     for warning in plan.warnings:
-        parameters.note(warning)
+        note(warning)
 
     from paceline import api
     from paceline.cli.outcome import finish

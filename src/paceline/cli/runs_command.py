@@ -4,10 +4,12 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from paceline.cli.printing import cell, say
+from paceline.observe.show.visible import in_one_line
 
 if TYPE_CHECKING:
     from paceline.api.runs import RunFacts
@@ -16,7 +18,7 @@ __all__ = ["runs"]
 
 SHOWN = 20
 
-COLUMNS = ("id", "state", "mode", "w×s", "steps", "samples/s", "age")
+COLUMNS = ("id", "user", "state", "mode", "w×s", "steps", "samples/s", "age")
 _SPARED = ("samples/s", "w×s", "mode", "steps")
 """Columns that a narrow terminal does without, the first of them first."""
 _BETWEEN = 2
@@ -29,29 +31,35 @@ def runs(
     as_json: Annotated[
         bool, typer.Option("--json", help="All of them, as a JSON list for programs.", show_default=False)
     ] = False,
+    everyone: Annotated[
+        bool, typer.Option("--everyone", help="Also runs of other users.", show_default=False)
+    ] = False,
 ) -> None:
-    """List runs, the one that was started last first."""
-    from paceline.api.runs import list_runs, run_ids, runs_root
+    """List your runs, the one that was started last first. One that cannot be read is `damaged`."""
+    from paceline.api.runs import newest_runs, runs_root
 
+    listed = newest_runs(None if everything or as_json else SHOWN, everyone=everyone)
+    found = listed.runs
     if as_json:
-        typer.echo(json.dumps([asdict(run) for run in list_runs()], indent=2))
+        say(json.dumps([asdict(run) for run in found], indent=2))
         return
-    found = list_runs(None if everything else SHOWN)
     if not found:
-        typer.echo(f"No runs yet in {runs_root()}. Start one:  paceline run train.py")
+        say(f"No runs yet in {runs_root()}. Start one:  paceline run train.py")
+        _tell_others(listed.others)
         return
 
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.observe.show.display import style_of
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200
-    rows = [dict(zip(COLUMNS, _row(run), strict=True)) for run in found]
+    rows = [dict(zip(COLUMNS, map(in_one_line, _row(run)), strict=True)) for run in found]
     columns = fitting(rows, console.width)
+    if not everyone:
+        columns.remove("user")
     table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="dim")
     for name in columns:
         # The id is what people copy: it folds rather than lose its end.
@@ -60,20 +68,27 @@ def runs(
             name,
             overflow="fold" if fold else "ellipsis",
             no_wrap=not fold,
-            justify="left" if name in ("id", "state", "mode") else "right",
+            justify="left" if name in ("id", "user", "state", "mode") else "right",
         )
     for row in rows:
-        table.add_row(
-            *(Text(row[name], style=style_of(row[name]) if name == "state" else "") for name in columns)
-        )
+        table.add_row(*(cell(row[name], style_of(row[name]) if name == "state" else "") for name in columns))
     console.print(table)
-    if not everything and (older := len(run_ids()) - len(found)) > 0:
-        typer.echo(f"… and {older} older: paceline runs --all")
+    if listed.older:
+        say(f"… and {listed.older} older: paceline runs --all")
+    _tell_others(listed.others)
+
+
+def _tell_others(number: int) -> None:
+    if number:
+        whose = "1 run of another user" if number == 1 else f"{number} runs of other users"
+        say(f"… and {whose}: paceline runs --everyone")
 
 
 def fitting(rows: Sequence[dict[str, str]], width: int) -> list[str]:
     """The columns that fit side by side into a terminal so wide, with every id whole."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in COLUMNS}
+    if not any(row["user"] for row in rows):
+        widths["user"] = -_BETWEEN  # it is not shown
     columns = list(COLUMNS)
     for spared in _SPARED:
         if sum(widths[name] + _BETWEEN for name in columns) - _BETWEEN <= width:
@@ -91,6 +106,7 @@ def _row(run: "RunFacts") -> tuple[str, ...]:
 
     return (
         run.id,
+        run.owner or "",
         "diverged" if run.diverged and run.state == "succeeded" else run.state,
         said("mode"),
         f"{said('workers')}×{said('servers')}",
@@ -111,8 +127,7 @@ def _rate(run: "RunFacts") -> str:
 
 def _age(created: object) -> str:
     from paceline.observe.analyse import wording
+    from paceline.observe.record.run_files import unix_time
 
-    try:
-        return wording.ago(time.time() - datetime.fromisoformat(str(created)).timestamp())
-    except ValueError:
-        return "–"
+    began = unix_time(created)
+    return "–" if began is None else wording.ago(time.time() - began)

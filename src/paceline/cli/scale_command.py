@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import say
 
 __all__ = ["scale"]
 
@@ -17,6 +18,7 @@ def scale(
     servers: Annotated[
         int | None, typer.Option("--servers", "-s", help="How many servers to go on with.")
     ] = None,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Let workers or servers join or leave a run that is going on; the others do not stop.
 
@@ -34,7 +36,7 @@ def scale(
     for name, size in (("workers", workers), ("servers", servers)):
         if size is not None and size < 1:
             raise UsageError(f"--{name} {size}: a run needs at least one; `paceline stop` ends it")
-    found = find_run(run)
+    found = find_run(run, trust=trust)
     scaled = scale_run(found, workers=workers, servers=servers)
     now = f"{scaled.workers} workers and {scaled.servers} servers"
-    typer.echo(f"Run {found.id} goes on with {now} from update {scaled.version}.")
+    say(f"Run {found.id} goes on with {now} from update {scaled.version}.")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import complain, note, say
 
 if TYPE_CHECKING:
     from paceline.api.going_on import RunEnd
@@ -17,6 +18,7 @@ def stop(
     now: Annotated[
         bool, typer.Option("--now", help="Do not write a checkpoint first.", show_default=False)
     ] = False,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Stop a run that is going on: a checkpoint is written, then every process ends.
 
@@ -27,15 +29,15 @@ def stop(
     from paceline.api.going_on import run_end, stop_run
     from paceline.api.runs import find_run
 
-    found = find_run(run)
+    found = find_run(run, trust=trust)
     if not found.alive():
-        typer.echo(_already(found.id, run_end(found)))
+        say(_already(found.id, run_end(found)))
         return
     before = run_end(found)
     try:
-        stop_run(found, now=now, tell=lambda text: typer.echo(f"Run {found.id}: {text}"))
+        stop_run(found, now=now, tell=lambda text: say(f"Run {found.id}: {text}"))
     except KeyboardInterrupt:
-        typer.echo(f"Run {found.id} goes on stopping. `paceline top {found.id}` shows it.")
+        say(f"Run {found.id} goes on stopping. `paceline top {found.id}` shows it.")
         return
     _tell(found.id, run_end(found), old=len(before.messages))
 
@@ -54,20 +56,20 @@ def _already(run_id: str, end: "RunEnd") -> str:
 def _tell(run_id: str, end: "RunEnd", *, old: int) -> None:
     """How it ended. `old`: messages that were there before it was asked to stop."""
     if end.state == "stopped":
-        typer.echo(f"Run {run_id} stopped at update {end.version:,}. {_how_to_go_on(run_id, end)}")
+        say(f"Run {run_id} stopped at update {end.version:,}. {_how_to_go_on(run_id, end)}")
         # What became of the checkpoint, if there is none of now.
         for text in end.messages[old:]:
             if text.startswith(("no checkpoint", "stopped without")):
-                parameters.note(text)
+                note(text)
     elif end.state == "crashed":
-        typer.echo(_already(run_id, end))
+        say(_already(run_id, end))
         raise typer.Exit(1)
     elif end.state == "failed":
         error = end.error.partition("\n")[0]
-        parameters.complain(f"run {run_id} failed before it could stop: {error}")
+        complain(f"run {run_id} failed before it could stop: {error}")
         raise typer.Exit(1)
     else:
-        typer.echo(f"Run {run_id} {end.state} before it had to stop, at update {end.version:,}.")
+        say(f"Run {run_id} {end.state} before it had to stop, at update {end.version:,}.")
 
 
 def _how_to_go_on(run_id: str, end: "RunEnd") -> str:

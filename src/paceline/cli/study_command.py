@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import cell, complain, note, say
 from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.grid import BUDGETS, Axis, StudyPlan
@@ -94,6 +95,15 @@ def study(
             "--retry-failed", help="Run those again that failed.", show_default=False, rich_help_panel=_STUDY
         ),
     ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Use the study's directory though it is another user's.",
+            show_default=False,
+            rich_help_panel=_STUDY,
+        ),
+    ] = False,
     **_: Any,
 ) -> None:
     """Run a script over a grid of settings, with several seeds, and compare all runs on one page.
@@ -119,12 +129,11 @@ def study(
     assert path is not None
     try:
         if plan is None:
-            found = studies.resume_study(path, at_once=number, again=retry_failed)
+            found = studies.resume_study(path, at_once=number, again=retry_failed, tell=say, trust=trust)
         else:
-            tell = studies.print_line
-            found = studies.run_study(plan, path, at_once=number, again=retry_failed, tell=tell)
+            found = studies.run_study(plan, path, at_once=number, again=retry_failed, tell=say, trust=trust)
     except KeyboardInterrupt:
-        parameters.note(f"the same command goes on with it, or `paceline study --resume {path}`")
+        note(f"the same command goes on with it, or `paceline study --resume {path}`")
         raise
     _show(found)
 
@@ -174,7 +183,6 @@ def _at_once(text: str) -> int | None:
 def _show(found: "StudyData") -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from paceline.observe.show.study_page import table_rows
 
@@ -185,21 +193,22 @@ def _show(found: "StudyData") -> None:
     shown = fitting(head, rows, console.width, least=len(found.axes) + 2)
     table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="dim")
     for name in head[:shown]:
-        table.add_column(name, justify="left" if name in found.axes else "right", overflow="fold")
+        left = name in found.axes
+        table.add_column(cell(name), justify="left" if left else "right", overflow="fold")
     for i, row in enumerate(rows):
         table.add_row(
-            *(Text(cell, style="bold green" if (i, j) in best else "") for j, cell in enumerate(row[:shown]))
+            *(cell(text, "bold green" if (i, j) in best else "") for j, text in enumerate(row[:shown]))
         )
     console.print()
     console.print(table)
     if shown < len(head):
-        typer.echo(f"… and on the page: {', '.join(head[shown:])}")
-    typer.echo(f"\npage           {found.page_path}")
-    typer.echo(f"data frames    paceline.load_study({str(found.path)!r}).runs and .values")
+        say(f"… and on the page: {', '.join(head[shown:])}")
+    say(f"\npage           {found.page_path}")
+    say(f"data frames    paceline.load_study({str(found.path)!r}).runs and .values")
     failed = int((found.runs["state"] != "succeeded").sum())
     if failed:
         failures = f"{failed} of {len(found.runs)} runs did not succeed: {_where(found.path)}"
-        parameters.complain(failures)
+        complain(failures)
         raise typer.Exit(1)
 
 

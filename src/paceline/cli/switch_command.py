@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import say
 
 __all__ = ["switch"]
 
@@ -12,6 +13,7 @@ __all__ = ["switch"]
 def switch(
     run: Annotated[str, parameters.RUN],
     mode: Annotated[str, typer.Argument(help="The mode to go on in.", show_default=False)],
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Switch a run that is going on to another mode, without a restart.
 
@@ -24,6 +26,6 @@ def switch(
     from paceline.core.modes import parse_mode
 
     parse_mode(mode)  # a text that is no mode's is refused before a run is looked for
-    found = find_run(run)
+    found = find_run(run, trust=trust)
     switched = switch_run(found, mode)
-    typer.echo(f"Run {found.id} goes on in {switched.mode} from update {switched.version}.")
+    say(f"Run {found.id} goes on in {switched.mode} from update {switched.version}.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import note, say
 
 if TYPE_CHECKING:
     from paceline.observe import RunStatus
@@ -23,6 +24,7 @@ _ENDINGS = {"succeeded": "succeeded", "failed": "failed", "stopped": "was stoppe
 def top(
     run: Annotated[str, parameters.RUN],
     once: Annotated[bool, typer.Option("--once", help="Show one picture and stop.")] = False,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Watch a run: every worker's and server's progress, time, bytes, CPU and memory.
 
@@ -33,7 +35,7 @@ def top(
     from paceline.api.runs import find_run, run_status
     from paceline.observe import Progress
 
-    found = find_run(run)
+    found = find_run(run, trust=trust)
     status = run_status(found)
     if once:
         _print(status)
@@ -49,16 +51,16 @@ def top(
                     status = run_status(found, status)
             except KeyboardInterrupt:
                 progress.close()
-                typer.echo(f"Run {found.id} goes on.")
+                say(f"Run {found.id} goes on.")
                 return
     if status.state == "crashed":
-        parameters.note(
+        note(
             f"run {found.id} crashed: its controller is gone, and this is what it wrote last. "
             f"`paceline logs {found.id}` shows the logs, `paceline resume {found.id}` goes on from its last "
             "checkpoint"
         )
     elif status.ended:
-        typer.echo(f"Run {found.id} has ended: it {_ENDINGS[status.state]}.")
+        say(f"Run {found.id} has ended: it {_ENDINGS[status.state]}.")
 
 
 def _print(status: "RunStatus") -> None:

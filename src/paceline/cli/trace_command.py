@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import parameters
+from paceline.cli.printing import note, say
 
 __all__ = ["trace"]
 
@@ -25,6 +26,7 @@ def trace(
             show_default=False,
         ),
     ] = None,
+    trust: Annotated[bool, parameters.TRUST] = False,
 ) -> None:
     """Write what every role did when, as a trace that Perfetto and chrome://tracing open.
 
@@ -34,8 +36,8 @@ def trace(
     from paceline.api.runs import find_run
     from paceline.observe.analyse import wording
 
-    written = write_run_trace(find_run(run), out, steps)
+    written = write_run_trace(find_run(run, trust=trust), out, steps)
     for lack in written.missing:
-        parameters.note(lack)
+        note(lack)
     size = wording.size(out.stat().st_size)
-    typer.echo(f"{out}: {wording.plural(written.spans, 'span')}, {size}. Open it at https://ui.perfetto.dev")
+    say(f"{out}: {wording.plural(written.spans, 'span')}, {size}. Open it at https://ui.perfetto.dev")

@@ -14,6 +14,9 @@
 * `lasting.py`    LastingLink: a role's link to the controller, which may die and be replaced.
 * `clocks.py`     one clock for all roles, on whichever host.
 * `hub.py`        Hub: one thread that serves many connections.
+* `fence.py`      Fence: a moment in the work of a device, which another process can wait for.
+* `device.py`     SharedDevice: memory of a device that processes share, and flags that keep their order.
+* `cuda_device.py` CudaDevice: that of an NVIDIA GPU.
 * `memory.py`     Region: shared memory without a name, handed over as a file descriptor.
 * `compression/`  what a gradient weighs on a link: ways to write a slice.
 * `transfer.py`   Transfer: how payloads travel (compressed, overlapped, prefetched), and in which modes.

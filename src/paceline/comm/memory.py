@@ -107,11 +107,15 @@ class Region:
         """Of a PRIVATE mapping: drop own writes and see the shared memory again."""
         self.buffer.madvise(mmap.MADV_DONTNEED)
 
-    def close(self) -> None:
-        """Drop the descriptor; the mapping goes when its last view does."""
+    def close_descriptor(self) -> None:
+        """No other process will be given it. The mapping stays."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def close(self) -> None:
+        """Drop the descriptor; the mapping goes when its last view does."""
+        self.close_descriptor()
         with contextlib.suppress(BufferError):  # views are alive: the mapping goes with them
             self.buffer.close()
 

@@ -8,6 +8,17 @@ from typing import Final, NamedTuple
 
 from paceline.comm.frames import Kind
 from paceline.comm.message_codec import Catalogue, Json, message
+from paceline.core.server.lead_reports import (
+    FullyReplicated,
+    ModeEntered,
+    ReplaceWorker,
+    RunEndsEarly,
+    SaveCut,
+    SaveEnded,
+    ServerEmptied,
+    ServerUnreachable,
+    SwitchRefused,
+)
 
 __all__ = [
     "CLOCK_ANSWER",
@@ -183,81 +194,16 @@ class SaveBegun(NamedTuple):
     """The lead begins the requested checkpoint."""
 
 
-@message(Kind.SAVE_CUT)
-class SaveCut(NamedTuple):
-    """The requested checkpoint no longer needs the workers."""
-
-    version: int
-
-
-@message(Kind.SAVE_ENDED)
-class SaveEnded(NamedTuple):
-    """A checkpoint was written or failed."""
-
-    checkpoint: str | None
-    """Path of the checkpoint; `kept`: the last one is of this version already; None: it failed."""
-    version: int | None = None
-    reason: str | None = None
-    """Why it failed."""
-    asked: bool = False
-    """The controller requested it; else it is a periodic one."""
-
-
-@message(Kind.REPLACE)
-class ReplaceWorker(NamedTuple):
-    """A worker hangs, or pushes only invalid gradients."""
-
-    replace: int
-    """Rank of the worker."""
-    incarnation: int | None
-    reason: str
-
-
-@message(Kind.ENDS_EARLY)
-class RunEndsEarly(NamedTuple):
-    """The workers' votes or a limit end the run."""
-
-    reason: str
-
-
-@message(Kind.REPLICATED)
-class FullyReplicated(NamedTuple):
-    """Every slice has all its replicas."""
-
-    servers: tuple[int, ...]
-    """Servers that hold slices."""
-
-
-@message(Kind.EMPTIED)
-class ServerEmptied(NamedTuple):
-    """A server that was asked to leave has handed over its slices."""
-
-    server: int
-
-
-@message(Kind.UNREACHABLE)
-class ServerUnreachable(NamedTuple):
-    """Workers cannot reach a server."""
-
-    server: int
-
-
-@message(Kind.MODE)
-class ModeEntered(NamedTuple):
-    """The run's mode from this version on."""
-
-    mode: str
-    version: int
-    request: str | None = None
-    """The switch request that takes effect with it."""
-
-
-@message(Kind.SWITCH_REFUSED)
-class SwitchRefused(NamedTuple):
-    """The lead refuses a switch request."""
-
-    request: str
-    reason: str
+# Reports on what it decides (core/server/lead_reports.py):
+message(Kind.SAVE_CUT)(SaveCut)
+message(Kind.SAVE_ENDED)(SaveEnded)
+message(Kind.REPLACE)(ReplaceWorker)
+message(Kind.ENDS_EARLY)(RunEndsEarly)
+message(Kind.REPLICATED)(FullyReplicated)
+message(Kind.EMPTIED)(ServerEmptied)
+message(Kind.UNREACHABLE)(ServerUnreachable)
+message(Kind.MODE)(ModeEntered)
+message(Kind.SWITCH_REFUSED)(SwitchRefused)
 
 
 # --- controller → roles ---------------------------------------------------------------------------------

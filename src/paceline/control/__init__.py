@@ -24,6 +24,8 @@
 * `tail.py`        Tail: what is new in a role's log; Outputs: in those of scripts.
 * `lock.py`        RunLock: the process that owns a run directory.
 * `rundir.py`      RunDirectory: the files of a run.
+* `known_runs.py`  list_runs, find_run: the runs of this user, and the one that is meant.
+* `run_owner.py`   whose a run directory is, and that nothing in it leads elsewhere.
 * `removing.py`    which runs to remove, and removing one.
 * `kept_record.py` KeptRecord: a finished run's record, kept aside while the run is resumed.
 * `rendezvous.py`  ReservedPort: where processes of a script's own torch.distributed meet.
@@ -31,8 +33,9 @@
 
 from paceline.control.beginning import taken_over
 from paceline.control.controller import Controller
+from paceline.control.known_runs import find_run, list_runs
 from paceline.control.requests import Requests
-from paceline.control.rundir import RunDirectory, find_run, list_runs
+from paceline.control.rundir import RunDirectory
 from paceline.core.run_decisions import RunState
 from paceline.core.run_machine import RunMachine
 

@@ -5,8 +5,22 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
+
+from paceline.storage.json_files import read_object
+from paceline.storage.plain_files import open_plain
+from paceline.storage.typed_json import checked
 
 __all__ = ["Attempt", "Attempts"]
+
+_MOST_BYTES = 1 << 20
+
+
+class _KeptNumbers(TypedDict):
+    """The file's content: numbers by worker."""
+
+    started: dict[int, int]
+    since: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -33,10 +47,9 @@ class Attempts:
         """How often each worker was started."""
         self._since: dict[int, int] = {}
         """The attempt with which each worker began, or went on from a checkpoint, last."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            known = json.loads(self._path.read_text())
-            self._started = {int(rank): int(n) for rank, n in known["started"].items()}
-            self._since = {int(rank): int(n) for rank, n in known["since"].items()}
+        with contextlib.suppress(OSError, ValueError):
+            known = checked(_KeptNumbers, read_object(self._path, most=_MOST_BYTES))
+            self._started, self._since = known["started"], known["since"]
 
     def begin_anew(self) -> None:
         """The run starts, or all workers start again from a checkpoint: none replaces an earlier process."""
@@ -55,5 +68,6 @@ class Attempts:
         temporary = self._path.with_name(f".{self._path.name}.tmp")
         # Without fsync, at the start of every worker: after a power cut a number may be used again.
         with contextlib.suppress(OSError):
-            temporary.write_text(text)
+            with open(open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+                file.write(text)
             os.replace(temporary, self._path)

@@ -66,7 +66,7 @@ def new_run(plan: Plan, run: RunDirectory, resume: Path | None) -> Beginning:
     if resume is not None:
         status.samples = status.samples_before = origin.samples
         go_on_from(status, run.known_status())
-    status.first_losses = run.read_status().get("first_losses") or {}
+    status.first_losses = run.known_status().first_losses
     return Beginning(
         status=status,
         machine=_machine(plan),
@@ -90,14 +90,18 @@ def taken_over(plan: Plan, run: RunDirectory, handover: Handover, listener: List
     Raises:
         UsageError: the journal cannot be read.
     """
-    known = Journal(run.path).read()
+    journal = Journal(run.path)
+    known = journal.read()
     status = _first_status(plan, run)
-    with contextlib.suppress(TypeError, ValueError, AttributeError):
-        status = RunStatus.from_json(run.read_status())
-    for name, value in known.status.items():
-        setattr(status, name, value)
+    for written in (run.read_status(), status.to_json()):
+        with contextlib.suppress(ValueError):
+            status = RunStatus.from_json({**written, **known.status})
+            break
     machine = _machine(plan)
-    machine.restore(known.machine)
+    try:
+        machine.restore(known.machine)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise journal.not_understood(error) from error
     for left in handover.roles:
         machine.seen(left.role, left.rank, left.incarnation)
     for rank in machine.incarnations:
@@ -107,7 +111,7 @@ def taken_over(plan: Plan, run: RunDirectory, handover: Handover, listener: List
     return Beginning(
         status=status,
         machine=machine,
-        origin=Origin(None if known.resume is None else Path(known.resume), known.version_before),
+        origin=Origin.from_json(known.origin),
         started=known.started,
         clock_ns=known.clock_ns,
         credentials=Credentials(

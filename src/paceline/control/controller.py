@@ -77,6 +77,8 @@ _CAUSE_S = 1.0
 _ANSWER_S = 30.0
 """How long the lead may take to begin the checkpoint of a run that is stopped: it may be amid an update."""
 _EXIT_S = 1.5
+_SCRIPTS_EXIT_S = 2.0
+"""How long other workers may take to end by themselves after a script has ended with a code of its own."""
 _LAST_WORDS_S = 0.5
 _LAST_WORDS_AFTER_TAKEOVER_S = 2.0
 _LEAST_SILENCE_S = 2.0
@@ -315,7 +317,11 @@ class Controller:
                 case Save():
                     self._ask_for_checkpoint()
                 case GoBack(reason):
-                    self._go_back(reason)
+                    try:
+                        self._go_back(reason)
+                    except CheckpointError as error:
+                        text = f"{reason}, and the run cannot go back to a checkpoint: {error}"
+                        self._carry_out(self._machine.give_up(text))
                 case LostServer(rank, lead):
                     self._go_on_without(rank, lead)
                 case Introduce(rank):
@@ -400,6 +406,8 @@ class Controller:
         # The dead lead may not have done what it was asked.
         for worker in self._machine.retired:
             self._links.tell(self._lead, LetWorkerGo(worker))
+        for server in self._machine.leaving:
+            self._links.tell(self._lead, LetServerGo(server))
         self._switches.refuse_all(f"server:{rank}, which led the run, is gone: ask again")
 
     def _ask_for_checkpoint(self) -> None:
@@ -421,10 +429,9 @@ class Controller:
         self._led_by, self._cause_due = 0, None
         self._save.end()
         status, directory = self.status, self._record.directory
-        servers = [("server", rank) for rank in status.servers]
-        self._processes.kill_all([*servers, *(("worker", rank) for rank in status.workers)])
+        self._processes.kill_all(starting=True)
         self._clean_checkpoints()
-        origin = Origin.newest(directory.checkpoints_path)
+        origin = Origin.newest(directory.checkpoints_path, self._record.note)
         self._processes.start_from(origin)
         lost, samples = max(0, status.version - origin.version), max(0, status.samples - origin.samples)
         status.version, status.samples = origin.version, origin.samples
@@ -500,14 +507,12 @@ class Controller:
         """Write down what a successor could not find out."""
         if self._processes.heir is None:
             return
-        origin = self._processes.origin
         knowledge = Knowledge(
             machine=self._machine.snapshot(),
             pid=os.getpid(),
             started=self._beginning.started,
             clock_ns=self._beginning.clock_ns,
-            resume=None if origin.checkpoint is None else str(origin.checkpoint),
-            version_before=origin.version,
+            origin=self._processes.origin.to_json(),
             going_back=self._going_back,
             meeting_port=self._processes.meeting_port,
             bad_after=self._guard.bad_after,
@@ -528,6 +533,8 @@ class Controller:
     def _end_roles(self) -> None:
         """End all processes: workers at once, servers in order if the run has not failed."""
         graceful = self._machine.state is not RunState.FAILED
+        if self._hearing.script_exited:
+            self._let_scripts_exit()
         self._processes.kill_workers()
         if graceful:
             for name in self._links.connected("server"):
@@ -539,6 +546,13 @@ class Controller:
         while self._links.connected("server") and time.monotonic() < deadline:
             self._hear_until_the_end()  # the servers have ended, and their last reports are still to be read
         self._processes.kill_all()
+
+    def _let_scripts_exit(self) -> None:
+        """The scripts of the other workers probably end in the same way. What they still say is shown."""
+        until = time.monotonic() + _SCRIPTS_EXIT_S
+        while any(name.startswith("worker:") for name in self._processes.pids()) and time.monotonic() < until:
+            self._hear_until_the_end()
+            self._processes.exits()
 
     def _hear_until_the_end(self) -> None:
         self._links.poll(0.02)

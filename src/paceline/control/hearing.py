@@ -38,7 +38,7 @@ from paceline.control.succession import Takeover
 from paceline.control.training_guard import GiveUp, Rewind, Tighten, TrainingGuard, Verdict
 from paceline.core.run_decisions import Decision, RunState
 from paceline.core.run_machine import RunMachine
-from paceline.exceptions import FrameError, UpdateOverflow, UsageError
+from paceline.exceptions import FrameError, ScriptExit, UpdateOverflow, UsageError
 from paceline.observe import ServerStatus, WorkerStatus
 
 __all__ = ["Hearing"]
@@ -73,6 +73,8 @@ class Hearing:
         self._takeover = takeover
         self.codes: dict[str, int] = {}
         """Exit codes of roles, as they ended or say that they will."""
+        self.script_exited = False
+        """Whether the run failed because a script ended with an exit code of its own."""
 
     def joined(self, event: Joined) -> Sequence[Decision]:
         """A role has connected."""
@@ -161,6 +163,7 @@ class Hearing:
         if said.role == "worker":
             self._record.status.workers[said.rank].state = "failed"
             self._machine.stepped(said.rank, report.clock or 0)
+        self.script_exited |= report.error == ScriptExit.__name__ and not self._machine.state.over
         text = f"{report.error}: {report.message}"
         if report.error == UpdateOverflow.__name__:
             if self._machine.state in (RunState.RUNNING, RunState.RECOVERING) and (

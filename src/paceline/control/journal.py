@@ -12,9 +12,13 @@ from typing import Any
 from paceline.exceptions import UsageError
 from paceline.observe import RunStatus
 from paceline.storage.atomic import write_text_atomically
+from paceline.storage.json_files import read_object
+from paceline.storage.plain_files import reason_of
+from paceline.storage.typed_json import checked
 
 __all__ = ["Journal", "Knowledge", "kept_status"]
 
+_MOST_BYTES = 32 << 20
 _KEPT_STATUS = (
     "mode",
     "messages",
@@ -46,10 +50,8 @@ class Knowledge:
     """Start of the run on this host's monotonic clock."""
     clock_ns: int
     """From that clock to Unix time."""
-    resume: str | None
-    """Path of the checkpoint that the run started from."""
-    version_before: int
-    """Version of that checkpoint."""
+    origin: dict[str, Any]
+    """`Origin.to_json()`: the checkpoint that the run started from, or went back to."""
     going_back: str | None
     """Why the run is going back to a checkpoint; None: it is not."""
     meeting_port: int
@@ -78,6 +80,10 @@ class Journal:
     def read(self) -> Knowledge:
         """The last record. Raises UsageError if it cannot be read."""
         try:
-            return Knowledge(**json.loads(self._path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"{self._path} cannot be read: {error}") from error
+            return checked(Knowledge, read_object(self._path, most=_MOST_BYTES))
+        except (OSError, ValueError) as error:
+            raise self.not_understood(error) from error
+
+    def not_understood(self, error: Exception) -> UsageError:
+        """The error of a controller that cannot take over with what the file holds."""
+        return UsageError(f"{self._path} cannot be read: {reason_of(error)}")

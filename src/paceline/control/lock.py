@@ -11,10 +11,13 @@ import time
 import weakref
 from pathlib import Path
 
+from paceline.storage.plain_files import open_plain, read_bytes
+
 __all__ = ["RunLock"]
 
 _LOOKS_S = 0.5
 """A process that only tests the lock holds it for a moment."""
+_MOST_BYTES = 64
 
 
 class RunLock:
@@ -34,7 +37,7 @@ class RunLock:
         """Acquire it. False: another process holds it. Raises OSError if the directory cannot be written."""
         if self._file is not None:
             return True
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = open_plain(self._path, os.O_RDWR | os.O_CREAT)
         until = time.monotonic() + _LOOKS_S
         while not _locked(file, fcntl.LOCK_EX):
             if time.monotonic() > until:
@@ -59,7 +62,7 @@ class RunLock:
     def held(self) -> bool:
         """Whether any process holds it."""
         try:
-            file = os.open(self._path, os.O_RDONLY)
+            file = open_plain(self._path)
         except OSError:
             return False
         try:
@@ -70,7 +73,7 @@ class RunLock:
     def holder(self) -> int | None:
         """Process id of its last holder."""
         with contextlib.suppress(OSError, ValueError):
-            return int(self._path.read_text())
+            return int(read_bytes(self._path, most=_MOST_BYTES))
         return None
 
 

@@ -3,8 +3,9 @@
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from paceline.comm import Address, Certificate
@@ -15,8 +16,10 @@ from paceline.control.rendezvous import ReservedPort
 from paceline.control.rundir import RunDirectory
 from paceline.core.run_decisions import Launch
 from paceline.engines import Engine, Exit, RoleSpec, Succession
+from paceline.exceptions import CheckpointError
 from paceline.plan import Plan
-from paceline.storage.checkpoint import latest, load
+from paceline.storage.checkpoint import Checkpoint, latest, load
+from paceline.storage.checkpoint_meta import check_meta
 
 __all__ = ["Credentials", "Origin", "RoleProcesses", "Surroundings"]
 
@@ -40,27 +43,52 @@ class Origin(NamedTuple):
     checkpoint: Path | None = None
     version: int = 0
     samples: int = 0
-    machine: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    """State of the mode's machine in the checkpoint, which has the steps of each worker."""
+    clocks: Mapping[str, int] = MappingProxyType({})
+    """Steps that each worker had made there."""
+    floor: int = 0
+    """Steps that any other worker counts from."""
 
     @classmethod
     def at(cls, checkpoint: Path) -> "Origin":
         """This checkpoint. Raises CheckpointError if it cannot be read."""
-        lead = load(checkpoint).meta["lead"]
-        return cls(checkpoint, lead["machine"]["version"], lead["samples"], lead["machine"])
+        return cls._of(load(checkpoint))
 
     @classmethod
-    def newest(cls, checkpoints: Path) -> "Origin":
-        """The newest checkpoint of a directory, or the beginning if it has none."""
-        found = latest(checkpoints)
-        if found is None:
-            return cls()
-        lead = found.meta["lead"]
-        return cls(found.path, lead["machine"]["version"], lead["samples"], lead["machine"])
+    def newest(cls, checkpoints: Path, say: Callable[[str], None]) -> "Origin":
+        """The newest checkpoint of a directory that a run can go on from, or the beginning if it has none.
+
+        Args:
+            say: told of each checkpoint that is passed over, and why.
+        """
+
+        def refused(path: Path, error: CheckpointError) -> None:
+            say(f"checkpoint {path.name} is refused, the one before it is used: {error}")
+
+        found = latest(checkpoints, on_refused=refused, check=check_meta)
+        return cls() if found is None else cls._of(found)
+
+    @classmethod
+    def _of(cls, checkpoint: Checkpoint) -> "Origin":
+        check_meta(checkpoint)
+        lead = checkpoint.meta["lead"]
+        machine = lead["machine"]
+        clocks, floor = machine.get("clocks", {}), machine.get("floor", 0)
+        return cls(checkpoint.path, machine["version"], lead["samples"], clocks, floor)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Origin":
+        """The inverse of `to_json`. The checkpoint may have been removed since."""
+        found = data["checkpoint"]
+        return cls(**{**data, "checkpoint": None if found is None else Path(found)})
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        found = None if self.checkpoint is None else str(self.checkpoint)
+        return {**self._asdict(), "checkpoint": found, "clocks": dict(self.clocks)}
 
     def steps_of(self, rank: int) -> int:
         """Steps that a worker had made there."""
-        return int(self.machine.get("clocks", {}).get(str(rank), self.machine.get("floor", 0)))
+        return int(self.clocks.get(str(rank), self.floor))
 
 
 class Surroundings(NamedTuple):
@@ -173,6 +201,7 @@ class RoleProcesses:
                 certificate=None if shown is None else shown.to_json(),
                 patience_s=0.0 if self._heir is None else _ALONE_S,
                 config=config,
+                mps=self._plan.uses_mps,
             )
         )
 
@@ -195,19 +224,20 @@ class RoleProcesses:
             if role == "worker":
                 self.kill(role, int(rank))
 
-    def kill_all(self, roles: Iterable[tuple[str, int]] = ()) -> None:
-        """Kill these roles and all that run, and wait for their ends, which are not reported.
+    def kill_all(self, *, starting: bool = False) -> None:
+        """Kill all roles that run, and wait for their ends, which are not reported.
 
         Args:
-            roles: may include some that the engine has not started yet.
+            starting: kill those that were asked for and do not run yet, too.
         """
-        for role, rank in roles:
-            self.kill(role, rank)
         until = time.monotonic() + _END_S
-        while (left := self._engine.pids()) and time.monotonic() < until:
-            for name in left:
-                kind, _, number = name.partition(":")
-                self.kill(kind, int(number))
+        while time.monotonic() < until:
+            left = [(kind, int(rank)) for kind, rank in (name.split(":") for name in self._engine.pids())]
+            left += self._engine.starting() if starting else []
+            if not left:
+                return
+            for kind, rank in left:
+                self.kill(kind, rank)
             select.select([self._engine], [], [], 0.1)
             self._engine.exits()
 

@@ -5,21 +5,18 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
-from paceline.control.rundir import RunDirectory, runs_root
+from paceline.control.run_owner import OWN_NAMES
+from paceline.control.rundir import DAMAGED, RunDirectory, runs_root
 from paceline.exceptions import PlanError, UsageError
+from paceline.observe.record.run_files import unix_time
 
 __all__ = ["KEPT_STATES", "Candidate", "candidate", "choose", "refusal", "remove"]
 
-KEPT_STATES = ("succeeded", "failed", "stopped", "crashed")
+KEPT_STATES = ("succeeded", "failed", "stopped", "crashed", DAMAGED)
 """States of runs that have no controller."""
 
-_OURS = (
-    *("status.json", "control.json", "events.jsonl", "pushes.csv", "summary.json", "report.html"),
-    *("logs", "checkpoints", "raw", "requests"),
-)
 _LAST = ("run.json", "lock")
 """What makes it a run: as long as they are there it is listed, and can be removed again."""
 
@@ -39,12 +36,12 @@ class Candidate:
 
 def candidate(run: RunDirectory) -> Candidate:
     """What there is to know of a run before it is removed. Reads the size of every file."""
-    try:
-        changed = datetime.fromisoformat(str(run.read_status().get("updated"))).timestamp()
-    except ValueError:
+    changed = unix_time(run.read_status().get("updated"))
+    if changed is None:
         changed = run.path.stat().st_mtime
+    look = run.look()
     return Candidate(
-        run=run, state=run.state(), alive=run.alive(), changed=changed, nbytes=_size(_contents(run))
+        run=run, state=look.state, alive=look.alive, changed=changed, nbytes=_size(_contents(run))
     )
 
 
@@ -133,7 +130,7 @@ def _contents(run: RunDirectory) -> Iterator[Path]:
         record = run.record()
     own = record.get("made", run.path.name == run.id)
     for path in sorted(run.path.iterdir()):
-        ours = path.name in _OURS or path.suffix == ".parquet" or ".tmp-" in path.name
+        ours = path.name in OWN_NAMES or path.suffix == ".parquet" or ".tmp-" in path.name
         if path.name not in _LAST and (own or ours):
             yield path
 

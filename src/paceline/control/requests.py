@@ -15,6 +15,8 @@ from typing import Any
 
 from paceline.exceptions import DeadlineError, LinkError, PlanError
 from paceline.storage.atomic import write_text_atomically
+from paceline.storage.json_files import read_object
+from paceline.storage.plain_files import check_directory, plain_size
 
 __all__ = ["Requests"]
 
@@ -51,7 +53,7 @@ class Requests:
             while True:
                 over = not alive()
                 with contextlib.suppress(FileNotFoundError):
-                    return dict(json.loads(answer.read_text()))
+                    return _read(answer)
                 if over:
                     raise LinkError("the run ended before it answered")
                 if time.monotonic() > deadline:
@@ -67,10 +69,13 @@ class Requests:
         What is no request at all is an empty one. Nothing but files is touched: a pipe would never end.
         """
         found = {}
-        for path in sorted(self._path.glob("*.json"), key=_age) if self._path.is_dir() else ():
-            if path.is_symlink() or not path.is_file():
-                continue
+        try:
+            check_directory(self._path)
+        except OSError:
+            return {}
+        for path in sorted(self._path.glob("*.json"), key=_age):
             with contextlib.suppress(OSError):  # the command may have given up and removed it
+                plain_size(path)
                 body = _read(path)
                 path.unlink()
                 found[path.stem] = body
@@ -88,10 +93,10 @@ def _age(path: Path) -> tuple[int, str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        text = file.read(_LIMIT_BYTES)
+    """A request or an answer; empty if it is none. Raises FileNotFoundError."""
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
+        return read_object(path, most=_LIMIT_BYTES)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError):
         return {}
-    return body if isinstance(body, dict) else {}

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.control.rundir import RunDirectory
+from paceline.exceptions import CheckpointError
 from paceline.observe import RunStatus
 from paceline.observe.record.values import values_left_out
+from paceline.storage.checkpoint import committed
 
 __all__ = ["RunRecord", "checkpoint_names"]
 
@@ -107,4 +109,6 @@ class RunRecord:
 
 def checkpoint_names(run: RunDirectory) -> list[str]:
     """Names of the complete checkpoints, oldest first."""
-    return sorted(p.name for p in run.checkpoints_path.glob("version-*") if not p.suffix)
+    with contextlib.suppress(CheckpointError):  # said when one is wanted
+        return [path.name for path in reversed(committed(run.checkpoints_path)) if not path.suffix]
+    return []

@@ -1,4 +1,4 @@
-"""The run directory: everything a run leaves behind, and how to find it again.
+"""The run directory: everything a run leaves behind.
 
     RUN/
       run.json          what was asked for: id, job, plan, command, versions
@@ -15,6 +15,8 @@
 
 Runs live in $PACELINE_RUNS or ~/.paceline/runs. A run with a directory of its own (--run-dir) that is not
 there has a link there, so that it is listed too.
+
+All of it is for its owner only, whatever the umask is (paceline.control.run_owner).
 """
 
 import contextlib
@@ -26,31 +28,60 @@ import secrets
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
 from paceline.control.lock import RunLock
+from paceline.control.run_owner import check_entries, make_parents, take_directory
 from paceline.core.modes import DEFAULTS, as_first_stored
-from paceline.exceptions import PlanError, RunNotFound, UsageError
+from paceline.core.run_decisions import RunState
+from paceline.exceptions import PlanError, UsageError
 from paceline.observe import ENDED, RunStatus
 from paceline.observe.record.counting import resumed
 from paceline.observe.record.ledger import Ledgers
+from paceline.observe.record.run_files import read_events, read_record, read_status
 from paceline.plan import Job, Plan
 from paceline.storage.atomic import write_text_atomically
 from paceline.storage.names import check_name
+from paceline.storage.plain_files import append_to, open_plain, reason_of
 
-__all__ = ["LEAST_FREE_BYTES", "RunDirectory", "find_run", "list_runs", "runs_root"]
+__all__ = ["DAMAGED", "LEAST_FREE_BYTES", "PRIVATE", "RunDirectory", "RunLook", "runs_root"]
 
 LEAST_FREE_BYTES = 100_000_000
 """A run does not start with less than this on its disk."""
 
+_LONGEST_TORN = 4 << 20
+"""Bytes at the end of events.jsonl in which its last whole line is looked for."""
+
+DAMAGED = "damaged"
+"""State, for users, of a run whose status.json cannot be understood."""
+PRIVATE = "private"
+"""State, for users, of a run of another user who keeps it closed."""
+_STATES = frozenset(state.value for state in RunState)
+
 # psutil derives a process's start from the boot time, which may be corrected by a fraction.
 _SAME_START_S = 2.0
+
+
+@dataclass(frozen=True)
+class RunLook:
+    """What a run directory says at one moment; each file was read once."""
+
+    record: dict[str, Any]
+    """run.json; empty if it cannot be understood."""
+    status: RunStatus
+    """An empty one if status.json cannot be understood."""
+    state: str
+    """For users: see `RunDirectory.state`."""
+    alive: bool
+    told: bool
+    """Whether there is a status.json."""
+    damage: str | None
+    """What cannot be understood, for people."""
 
 
 class RunDirectory:
@@ -59,8 +90,10 @@ class RunDirectory:
     Only the controller writes status.json and events.jsonl. Its threads may do so at the same time.
     """
 
-    def __init__(self, path: Path, run_id: str | None = None) -> None:
+    def __init__(self, path: Path, run_id: str | None = None, *, owner: str | None = None) -> None:
         self.path = path
+        self.owner = owner
+        """Name of the user whose it is; None: this user's."""
         self.lock = RunLock(path)
         self._id = run_id
         self._lock = threading.Lock()
@@ -73,7 +106,7 @@ class RunDirectory:
         """Make the directory for a new run, owned by this process, with status `pending`.
 
         Raises:
-            PlanError: it cannot be written, or its disk is nearly full.
+            PlanError: it cannot be written, is another user's, or its disk is nearly full.
             UsageError: `job.run_dir` already holds a run.
         """
         root = runs_root()
@@ -88,10 +121,10 @@ class RunDirectory:
                 f"resume {job.run_dir}. For a new run, name another directory or delete this one"
             )
         _check_space(path, setting)
-        made = not path.exists()
         try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_parents(root)
+            root.mkdir(exist_ok=True, mode=0o700)
+            made = take_directory(path, setting)
             run = cls(path, run_id)
             for directory in (run.logs_path, run.checkpoints_path):
                 directory.mkdir(exist_ok=True, mode=0o700)
@@ -146,7 +179,7 @@ class RunDirectory:
         """The log files that exist, by the role's name: the controller, servers, workers."""
         found = {}
         for path in self.logs_path.glob("*.log"):
-            if match := re.fullmatch(r"(controller|server|worker)(?:-(\d+))?", path.stem):
+            if match := re.fullmatch(r"(controller|server|worker)(?:-([0-9]{1,9}))?", path.stem):
                 role, rank = match.groups()
                 found[(role, int(rank or 0))] = (role if rank is None else f"{role}:{rank}", path)
         return dict(found[key] for key in sorted(found))
@@ -157,17 +190,13 @@ class RunDirectory:
         Raises:
             UsageError: it is not there or cannot be read.
         """
-        path = self.path / "run.json"
         try:
-            record = json.loads(path.read_text())
-            if not isinstance(record, dict) or not {"id", "job", "directory"} <= set(record):
-                raise ValueError("not a run's record")
+            return read_record(self.path)
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"{self.path} is not a run directory that can be read: run.json: {error}. "
+                f"{self.path} is not a run directory that can be read: run.json: {reason_of(error)}. "
                 "`paceline runs` lists those that are"
             ) from error
-        return record
 
     def read_job(self) -> Job:
         """The job as it was last asked for (resuming may have changed it).
@@ -176,11 +205,14 @@ class RunDirectory:
         """
         record = self.record()
         job = dict(record["job"])
-        if record.get("mode_defaults", 1) < DEFAULTS:
-            job["mode"] = as_first_stored(job.get("mode", Job.mode))
-            turns = [turn.partition("=") for turn in job.get("schedule", ())]
-            job["schedule"] = [f"{version}={as_first_stored(mode)}" for version, _, mode in turns]
-        return Job.from_json(job)
+        try:
+            if record.get("mode_defaults", 1) < DEFAULTS:
+                job["mode"] = as_first_stored(job.get("mode", Job.mode))
+                turns = [turn.partition("=") for turn in job.get("schedule", ())]
+                job["schedule"] = [f"{version}={as_first_stored(mode)}" for version, _, mode in turns]
+            return Job.from_json(job)
+        except (UsageError, TypeError, AttributeError) as error:
+            raise UsageError(f"the job in {self.path / 'run.json'} cannot be understood: {error}") from error
 
     def record_resume(self, job: Job, *, plan: Plan | None = None, command: Sequence[str] = ()) -> None:
         """Take the run over for this process with the job it now has; earlier ones stay on record.
@@ -204,7 +236,7 @@ class RunDirectory:
 
     def known_status(self) -> RunStatus:
         """The status that was written last; an empty one if there is none that can be understood."""
-        with contextlib.suppress(TypeError, ValueError, AttributeError):
+        with contextlib.suppress(ValueError):
             return RunStatus.from_json({**self.read_status(), "run_dir": str(self.path)})
         return RunStatus(run_dir=str(self.path))
 
@@ -213,9 +245,10 @@ class RunDirectory:
 
         Raises:
             UsageError: another one does.
-            PlanError: the directory cannot be written.
+            PlanError: the directory cannot be written, or holds what leads elsewhere.
         """
         try:
+            check_entries(self.path, str(self.path))
             mine = self.lock.take()
         except OSError as error:
             raise PlanError(
@@ -241,8 +274,11 @@ class RunDirectory:
     def controller_pid(self) -> int | None:
         """The process that runs it, or that did so last."""
         holder = self.lock.holder() if self.lock.held() else None
-        pid = (self.read_status().get("controller") or {}).get("pid")
-        return holder if holder is not None else pid
+        if holder is not None:
+            return holder
+        controller = self.read_status().get("controller")
+        pid = controller.get("pid") if isinstance(controller, dict) else None
+        return pid if isinstance(pid, int) and 0 < pid < 1 << 31 else None
 
     def record_setting(self, **settings: Any) -> None:
         """The run was switched to another mode, or has more or fewer workers: a resume goes on so."""
@@ -257,34 +293,39 @@ class RunDirectory:
         """Replace status.json, adding the id of this process. Raises OSError (a full disk)."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         text = json.dumps({**status, "controller": me, "updated": _now()})
-        write_text_atomically(self.path / "status.json", text + "\n")
+        write_text_atomically(self.path / "status.json", text + "\n", mode=0o600)
 
     def read_status(self) -> dict[str, Any]:
         """status.json; empty if there is none that can be read."""
-        try:
-            status = json.loads((self.path / "status.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return status if isinstance(status, dict) else {}
+        with contextlib.suppress(OSError, ValueError):
+            return read_status(self.path)
+        return {}
 
     def append_event(self, event: Mapping[str, Any]) -> None:
         """Add a line to events.jsonl, whole, with the time. Raises OSError (a full disk)."""
         line = (json.dumps({"at": _now(), **event}) + "\n").encode()
-        with self._lock, (self.path / "events.jsonl").open("ab", buffering=0) as file:
-            written = file.write(line)
-            if written != len(line):  # half a line would become a part of the next one
-                file.truncate(file.tell() - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with self._lock:
+            file = append_to(self.path / "events.jsonl")
+            try:
+                written = os.write(file, line)
+                if written != len(line):  # half a line would become a part of the next one
+                    os.ftruncate(file, os.fstat(file).st_size - written)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(file)
 
     def cut_torn_event(self) -> list[str]:
         """Cut events.jsonl after its last whole line, so that the next one is a line of its own. Returns what
         was cut, for people."""
         path = self.path / "events.jsonl"
         try:
-            with self._lock, path.open("r+b") as file:
+            with self._lock, open(open_plain(path, os.O_RDWR), "r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _LONGEST_TORN))
                 data = file.read()
-                if torn := len(data) - (data.rfind(b"\n") + 1):
-                    file.truncate(len(data) - torn)
+                torn = len(data) - (data.rfind(b"\n") + 1)
+                if torn and (torn < len(data) or len(data) == size):
+                    file.truncate(size - torn)
                     return [f"events.jsonl was torn: {torn:,} bytes after its last whole line are cut off"]
         except OSError:
             pass  # there is none, or nothing can be written, which is said when it is tried
@@ -292,27 +333,50 @@ class RunDirectory:
 
     def read_events(self) -> list[dict[str, Any]]:
         """Every event so far; a line cut short by a crash is left out."""
-        try:
-            lines = (self.path / "events.jsonl").read_text().splitlines()
-        except OSError:
-            return []
-        events = []
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                events.append(json.loads(line))
-        return events
+        return read_events(self.path)
 
     def alive(self) -> bool:
         """Whether the run has not ended and has a controller, or a process that will be its controller."""
-        status = self.read_status()
-        if status.get("state") in ENDED:
+        return self._alive(self.read_status())
+
+    def _alive(self, status: Mapping[str, Any]) -> bool:
+        state = status.get("state")
+        if isinstance(state, str) and state in ENDED:
             return False
         return _is_there(status.get("controller")) or self.lock.held()
 
     def state(self) -> str:
-        """The run's state for users; `crashed` if it has not ended and has no controller."""
-        state = str(self.read_status().get("state", "unknown"))
-        return state if state in ENDED or self.alive() else "crashed"
+        """The run's state for users: `crashed` if it has not ended and has no controller, `damaged` if
+        status.json cannot be understood, `private` if this user may not read it."""
+        return self.look().state
+
+    def look(self) -> RunLook:
+        """What the run says now. Nothing that its files hold is an error."""
+        record: dict[str, Any] = {}
+        damage, told = None, RunStatus()
+        try:
+            record = read_record(self.path)
+        except (OSError, ValueError) as error:
+            damage = f"run.json cannot be understood: {reason_of(error)}"
+        raw: dict[str, Any] = {}
+        state, has_status = "crashed", True
+        try:
+            raw = read_status(self.path)
+            told = RunStatus.from_json(raw)
+            if told.state not in _STATES:
+                raise ValueError(f"state: {told.state!r:.40} is not one")
+            state = told.state
+        except FileNotFoundError:
+            has_status = False  # its controller died at once
+        except PermissionError:
+            state = PRIVATE
+        except (OSError, ValueError) as error:
+            damage = damage or f"status.json cannot be understood: {reason_of(error)}"
+            state, told = DAMAGED, RunStatus()
+        alive = self._alive(raw)
+        if not alive and state not in (*ENDED, DAMAGED, PRIVATE):
+            state = "crashed"
+        return RunLook(record, replace(told, run_dir=str(self.path)), state, alive, has_status, damage)
 
     def _write_record(self, record: Mapping[str, Any]) -> None:
         text = json.dumps(record, indent=2)
@@ -327,7 +391,7 @@ def _is_there(controller: Any) -> bool:
         process = psutil.Process(int(controller["pid"]))
         same = abs(process.create_time() - float(controller["started"])) < _SAME_START_S
         return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, KeyError, TypeError, ValueError):
+    except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
         return False
 
 
@@ -335,84 +399,6 @@ def runs_root() -> Path:
     """Where runs are kept: $PACELINE_RUNS, or ~/.paceline/runs."""
     chosen = os.environ.get("PACELINE_RUNS")
     return Path(chosen).absolute() if chosen else Path.home() / ".paceline" / "runs"
-
-
-def list_runs() -> list[RunDirectory]:
-    """Every run in the runs directory once, the one that was started last first."""
-    root = runs_root()
-    entries: list[Path] = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        entries = sorted(root.iterdir())
-    found: dict[Path, tuple[tuple[float, int, str], str]] = {}
-    for entry in entries:
-        # A link to a directory that was deleted, or something that is not a run: not listed.
-        with contextlib.suppress(OSError):
-            path, written = entry.resolve(), (entry / "run.json").stat()
-            if path not in found:
-                started, run_id = _started(path, written.st_mtime, entry.name)
-                found[path] = ((started, written.st_mtime_ns, run_id), run_id)
-    newest = sorted(found.items(), key=lambda each: each[1][0], reverse=True)
-    ids = [run_id for _, (_, run_id) in newest]
-    # A copied directory has the id of the original: its own name tells them apart.
-    return [
-        RunDirectory(path, run_id if ids.count(run_id) == 1 or path.name == run_id else path.name)
-        for path, (_, run_id) in newest
-    ]
-
-
-def _started(path: Path, written: float, name: str) -> tuple[float, str]:
-    """When a run was started, and its id, as recorded; if that cannot be read, as the files tell."""
-    try:
-        record = json.loads((path / "run.json").read_text())
-        return datetime.fromisoformat(record["created"]).timestamp(), str(record["id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return written, name
-
-
-def find_run(text: str) -> RunDirectory:
-    """The run that a user means.
-
-    Args:
-        text: An id, the beginning of one, the path of a run directory, or `last`.
-
-    Raises:
-        RunNotFound: with the runs that are close, or what else to do.
-    """
-    runs = list_runs()
-    if text == "last" and runs:
-        return runs[0]
-    for run in runs:
-        if run.id == text:
-            return run
-    if text and (Path(text) / "run.json").is_file():
-        return RunDirectory(Path(text).resolve())
-    matching = [run.id for run in runs if text and run.id.startswith(text)]
-    if len(matching) == 1:
-        return next(run for run in runs if run.id == matching[0])
-    if matching:
-        raise RunNotFound(
-            f"{text!r} is the beginning of {len(matching)} runs: {_listed(matching)}. "
-            "Give more of the id, or `last` for the newest"
-        )
-    raise RunNotFound(_not_found(text, [run.id for run in runs]))
-
-
-def _not_found(text: str, ids: list[str]) -> str:
-    if not ids:
-        what = "no run to take the last of" if text == "last" else f"no run {text!r}"
-        return (
-            f"there is {what}: {runs_root()} holds no runs. "
-            "Start one with `paceline run`, or set PACELINE_RUNS to where they are"
-        )
-    if (looks := Path(text)).is_dir() and text:
-        return f"{looks} is a directory but not a run's (it has no run.json). See `paceline runs`"
-    close = [each for each in ids if text and text in each] or get_close_matches(text, ids, n=3)
-    hint = f" Did you mean {_listed(close)}?" if close else f" The newest is {ids[0]}."
-    return f"there is no run {text!r} in {runs_root()}.{hint} `paceline runs` lists all {len(ids)}"
-
-
-def _listed(ids: list[str]) -> str:
-    return ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
 
 
 def _check_space(path: Path, setting: str) -> None:

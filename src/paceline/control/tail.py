@@ -11,12 +11,12 @@ Other roles, and runs of earlier versions, have the `.log` only.
 
 import collections
 import contextlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.engines.streams import ORDER, SUFFIXES, paths_of
 from paceline.observe.record.output import OutputPiece, Stream
+from paceline.storage.plain_files import open_plain, plain_size
 
 __all__ = ["Outputs", "Tail"]
 
@@ -48,7 +48,8 @@ class Tail:
         waited = len(self._records)
         # Sizes first: every mark that is found then and goes further is of something written since.
         sizes = {stream: _size(path) for stream, path in self._paths.items()}
-        self._read_order()
+        # Every mark is of a byte at least: a file with more of them was not written by a role.
+        self._read_order(8 * sum(sizes.values()))
         found: list[tuple[Stream, bytes]] = []
         room = _MOST_BYTES
         while self._records and room > 0:
@@ -80,16 +81,16 @@ class Tail:
         if min(end, start + room) <= start:
             return b""
         data = b""
-        with contextlib.suppress(OSError), self._paths[stream].open("rb") as file:
+        with contextlib.suppress(OSError), open(open_plain(self._paths[stream]), "rb") as file:
             file.seek(start)
             data = file.read(min(end - start, room))
         self._at[stream] += len(data)
         return data
 
-    def _read_order(self) -> None:
-        with contextlib.suppress(OSError), self._order_path.open("rb") as file:
+    def _read_order(self, end: int) -> None:
+        with contextlib.suppress(OSError), open(open_plain(self._order_path), "rb") as file:
             file.seek(self._order_at)
-            data = file.read(_MOST_BYTES)
+            data = file.read(max(0, min(end - self._order_at, _MOST_BYTES)))
             for at in range(0, len(data) - 7, 8):
                 value = int.from_bytes(data[at : at + 8], "little")
                 if value & 3 in SUFFIXES:
@@ -111,7 +112,7 @@ class Outputs:
         self._tails: dict[int, Tail] = {}
         for path in logs.glob("worker-*.log"):  # of a run that is resumed
             rank = path.stem.partition("-")[2]
-            if rank.isdecimal():
+            if rank.isdecimal() and len(rank) < 10:
                 self._tails[int(rank)] = Tail(path, at_end=True)
 
     def new(self, workers: Iterable[int], *, final: bool = False) -> list[OutputPiece]:
@@ -141,6 +142,6 @@ def _joined(found: list[tuple[Stream, bytes]]) -> list[tuple[Stream, bytes]]:
 
 def _size(path: Path) -> int:
     try:
-        return os.stat(path).st_size
+        return plain_size(path)
     except OSError:
         return 0

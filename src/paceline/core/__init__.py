@@ -2,6 +2,7 @@
 
 Events in, instructions out. The live servers, the property tests and the simulated run execute this code.
 
+* `server/`       what a parameter server decides, as a leader and as a follower.
 * `modes/`        which worker waits for which: specifications, state machines, schedule, guard, L-BFGS.
 * `leases.py`     LeaseBook: every sample of an epoch goes to exactly one worker, whatever dies.
 * `layout.py`     Layout, Slice, Segment: which parameter lies where; fingerprint; partition over servers.
@@ -22,6 +23,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `state.py`      StateCodec: state as JSON, checked when it is read.
 * `sequencer.py`  Sequencer: steps that wait for the second half of an update; OrderLog: catching up.
 * `placement_changes.py`  PlacementChanges: servers that come and go, and the placement that follows.
+* `dealing.py`    whether samples can be dealt out as a mode wants it.
 * `rows.py`       Rows, Groups: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
 * `staleness.py`  RecentUpdates: how many versions an optimizer's parameters gained since a worker read them.

@@ -26,6 +26,7 @@ __all__ = [
     "Slice",
     "TensorInfo",
     "is_dense",
+    "merge_slices",
     "partition",
 ]
 
@@ -305,6 +306,27 @@ def partition(layout: Layout, servers: int) -> tuple[tuple[Slice, ...], ...]:
         shards[emptiest].append(s)
         load[emptiest] += s.nbytes
     return tuple(tuple(sorted(shard, key=lambda s: s.index)) for shard in shards)
+
+
+def merge_slices(slices: Sequence[Slice]) -> list[Slice]:
+    """Slices that follow one another in the space as one, as far as they have one dtype and parameter group.
+    A merged slice has the index of its first."""
+    merged: list[Slice] = []
+    before = -1
+    for piece in slices:
+        follows, before = piece.index == before + 1, piece.index
+        last = merged[-1] if merged else piece
+        if not merged or not follows or (last.dtype, last.group) != (piece.dtype, piece.group):
+            merged.append(piece)
+            continue
+        segments = list(last.segments)
+        for g in piece.segments:
+            if segments[-1].tensor == g.tensor:
+                segments[-1] = Segment(g.tensor, segments[-1].start, g.stop)
+            else:
+                segments.append(g)
+        merged[-1] = replace(last, stop=piece.stop, segments=tuple(segments))
+    return merged
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:

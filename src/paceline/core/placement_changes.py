@@ -112,6 +112,16 @@ class PlacementChanges:
         self.settling.discard(rank)
         return not self.settling
 
+    def release_idle(self, latest: Placement) -> list[int]:
+        """Servers that are to leave and are in no placement: they have come only now, or an earlier leader
+        has ordered a placement without them. There is nothing that they could give away."""
+        idle = sorted(self.departing - latest.servers)
+        for rank in idle:
+            self.departing.discard(rank)
+            self.gone(rank)
+            self.departed.add(rank)
+        return idle
+
     def free_to_end(self, workers: Set[int], speaks: Callable[[int], bool]) -> list[int]:
         """Servers that hold nothing, once every worker has been told to do without them."""
         if any(speaks(worker) for worker in self.outdated & workers):

@@ -427,7 +427,7 @@ class RunMachine:
         return [] if self._closing else self._restart_all(reason)
 
     def give_up(self, message: str) -> list[Decision]:
-        """The training diverged, and the guard cannot help: fail the run."""
+        """The run cannot go on, and no role is to blame: it diverged, or no checkpoint can be read."""
         return [] if self._closing else self._fail("run", message, "")
 
     @property

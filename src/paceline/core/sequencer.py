@@ -7,7 +7,8 @@ then all move. Steps that follow in the order are held meanwhile.
     order ──► … ReduceStep │ held: AdmitStep …      norms of all slices ──► CommitStep, then what was held
     order ──► … AskStep    │ held: …                answers of all servers ──► an event; then what was held
 
-Checkpoints are cut right behind an update, never between its halves.
+Checkpoints are cut right behind an update, never between its halves. If a server died between the halves,
+the placement without it comes before the checkpoint.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from paceline.core.modes.lbfgs import Answer
 from paceline.core.norms import SliceNorms
-from paceline.core.steps import ApplyStep, AskStep, CommitStep, ReduceStep, Steps, VectorsStep
+from paceline.core.steps import ApplyStep, AskStep, CommitStep, PlaceStep, ReduceStep, Steps, VectorsStep
 
 __all__ = ["OrderLog", "Sequenced", "Sequencer"]
 
@@ -86,8 +87,11 @@ class Sequencer:
         held = self._release()
         # torch.nn.utils.clip_grad_norm_'s formula
         commit = CommitStep(min(1.0, self._clip_norm / (norm + 1e-6)))
-        checkpoint = [] if any(isinstance(step, ReduceStep) for step in held) else cut()
-        return [commit, *checkpoint, *held]
+        if any(isinstance(step, ReduceStep) for step in held):
+            return [commit, *held]
+        # Servers save what they answer for: those of a server that died meanwhile are placed first.
+        at = max((i + 1 for i, step in enumerate(held) if isinstance(step, PlaceStep)), default=0)
+        return [commit, *held[:at], *cut(), *held[at:]]
 
     def answered(self, answers: list[Answer]) -> tuple[list[list[Answer]], Steps] | None:
         """A server has answered an ask.

@@ -6,6 +6,7 @@
 * `role.py`       what a started process does: log, connect to the controller, be a server or a worker.
 * `forkserver.py` a process with torch loaded that forks roles: torch is imported once, not once a role. It
                   guards the controller, too.
+* `mps.py`        Mps: NVIDIA's service that lets processes use a GPU side by side.
 * `outbox.py`     messages to the fork server, sent without blocking.
 * `local.py`      LocalEngine: roles on this machine, from the fork server or by forking this process.
 """

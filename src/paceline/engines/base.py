@@ -28,6 +28,8 @@ class RoleSpec:
     """How long it goes on without a controller, if that dies; 0: not at all."""
     config: dict[str, Any] = field(default_factory=dict)
     """Arguments of ServerConfig or WorkerConfig."""
+    mps: bool = False
+    """Whether it shares a GPU with other roles by NVIDIA MPS, where its host has that."""
 
     @property
     def name(self) -> str:
@@ -113,8 +115,11 @@ class Engine(Protocol):
     def pids(self) -> dict[str, int]:
         """Process ids of running roles by name."""
 
+    def starting(self) -> list[tuple[str, int]]:
+        """Role and rank of processes that were asked for and do not run yet."""
+
     def kill(self, role: str, rank: int, signal: int) -> None:
-        """Send a signal to a role and all its children; nothing if it is gone."""
+        """Send a signal to a role and its children, now or as soon as it runs; nothing if it is gone."""
 
     def guard(self, succession: Succession | None) -> None:
         """Start a successor if this process dies; with None, end everything then. An engine that cannot do

@@ -25,10 +25,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from paceline.comm.loading import load
 from paceline.engines.base import Handover, Left, Succession
+from paceline.engines.mps import Mps
+from paceline.storage.plain_files import append_to
 
 __all__ = ["kill_group", "main", "outlive_sigterm"]
 
@@ -52,6 +55,8 @@ class ForkServer:
         """The last process of each role and rank."""
         self._succession: Succession | None = None
         self._heirs: set[int] = set()
+        self._mps: Mps | None = None
+        self._asked_for_mps = False
         self._failed = 0
         """Counts roles that could not be forked, downwards: each gets a number that no process has."""
         self._takeovers: collections.deque[float] = collections.deque(maxlen=_MOST_HEIRS)
@@ -84,6 +89,10 @@ class ForkServer:
             finally:
                 for pid in self._running:
                     kill_group(pid, signal.SIGKILL)
+                if self._mps is not None:
+                    for pid in self._running:
+                        os.waitpid(pid, 0)  # it uses the service until it has ended
+                    self._mps.stop()
 
     def receive(self) -> bool:
         """Deal with what the engine says. False: it has gone."""
@@ -119,6 +128,9 @@ class ForkServer:
             self.release()
             return become(spec, parent=me)
 
+        if spec.get("mps") and not self._asked_for_mps:
+            self._asked_for_mps = True
+            self._mps = Mps.start()
         me = os.getpid()
         who = (spec["role"], spec["rank"], spec["incarnation"])
         try:
@@ -132,7 +144,7 @@ class ForkServer:
 
     def _not_started(self, spec: dict[str, Any], error: OSError) -> None:
         """Say so in the role's log, and have it count as a role that ended."""
-        with contextlib.suppress(OSError), open(spec["log"], "a") as log:
+        with contextlib.suppress(OSError), open(append_to(Path(spec["log"])), "a") as log:
             log.write(f"{spec['role']}:{spec['rank']} could not be started: {error}\n")
         self._failed -= 1
         self._say({"started": f"{spec['role']}:{spec['rank']}", "pid": self._failed})
@@ -247,7 +259,7 @@ def _tell_terminal(run: str) -> None:
 
 def _write_to(log: str) -> None:
     """Output goes to this file from now on: the terminal was the dead controller's."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    file = append_to(Path(log))
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     os.close(file)

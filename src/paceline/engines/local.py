@@ -132,9 +132,9 @@ class LocalEngine:
                     self._forks = True
                     who = self._waiting.pop(0)
                     self._running[message["pid"]] = who
-                    for waiting, number in self._signals:
-                        if waiting == who:
-                            self._say({"kill": message["pid"], "signal": number})
+                    for number in [number for waiting, number in self._signals if waiting == who]:
+                        self._say({"kill": message["pid"], "signal": number})
+                    self._signals = [each for each in self._signals if each[0] != who]
                 else:
                     found.append(_exit(self._running.pop(message["exited"]), message["status"]))
             self._outbox.flush()
@@ -151,12 +151,17 @@ class LocalEngine:
         """See Engine."""
         return {f"{role}:{rank}": pid for pid, (role, rank, _) in self._running.items()}
 
+    def starting(self) -> list[tuple[str, int]]:
+        """See Engine."""
+        return [(role, rank) for role, rank, _ in self._waiting]
+
     def kill(self, role: str, rank: int, signal: int) -> None:
         """See Engine."""
         for pid, (r, k, _) in self._running.items():
             if (r, k) == (role, rank):
                 self._say({"kill": pid, "signal": signal})
-        self._signals += [(who, signal) for who in self._waiting if who[:2] == (role, rank)]
+        asked = [(who, signal) for who in self._waiting if who[:2] == (role, rank)]
+        self._signals += [each for each in asked if each not in self._signals]
 
     def guard(self, succession: Succession | None) -> None:
         """See Engine. Roles that are forks of this process cannot be guarded: they know no other."""

@@ -40,6 +40,8 @@ def become(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outlive_sigterm()
     _keep_freed_memory()
+    if spec["role"] == "server":
+        os.umask(0o077)  # it writes nothing but files of the run; a worker's files are its script's
     name = f"{spec['role']}:{spec['rank']}"
     log = (script_streams if spec["role"] == "worker" else role_streams)(Path(spec["log"]))
     log_to(log, name)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.observe.record.output import Stream
+from paceline.storage.plain_files import append_to
 
 __all__ = ["ORDER", "SUFFIXES", "log_to", "paths_of", "role_streams", "script_streams"]
 
@@ -30,12 +31,18 @@ class _Ordered(io.FileIO):
 
     Args:
         order: descriptor of the file of marks.
+        terminal: whether what is written is shown in a terminal.
     """
 
-    def __init__(self, descriptor: int, stream: Stream, order: int) -> None:
+    def __init__(self, descriptor: int, stream: Stream, order: int, *, terminal: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._stream = stream
         self._order = order
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        """Whether the stream of `paceline run` that shows this one was a terminal when the worker started."""
+        return self._terminal
 
     def write(self, data: object, /) -> int:
         written = super().write(data)  # type: ignore[arg-type]
@@ -51,23 +58,24 @@ def script_streams(log: Path) -> TextIO:
     _say_size()
     _flush()
     paths = paths_of(log)
-    order = _open(paths[ORDER])
-    own = _open(paths[".log"])
+    out_shown, err_shown = os.isatty(1), os.isatty(2)
+    order = append_to(paths[ORDER])
+    own = append_to(paths[".log"])
     _become(0, os.open(os.devnull, os.O_RDONLY))
-    _become(1, _open(paths[".out"]))
-    _become(2, _open(paths[".err"]))
+    _become(1, append_to(paths[".out"]))
+    _become(2, append_to(paths[".err"]))
     # New objects: a notebook's sys.stdout is not a file. As in a terminal, every line is written at once.
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc] # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _text(1, Stream.OUT, order, like=sys.stdout)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _text(2, Stream.ERR, order, like=sys.stderr)  # type: ignore[misc]
-    return _text(own, Stream.OWN, order, like=sys.stdout)
+    sys.stdout = sys.__stdout__ = _text(1, Stream.OUT, order, out_shown, like=sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text(2, Stream.ERR, order, err_shown, like=sys.stderr)  # type: ignore[misc]
+    return _text(own, Stream.OWN, order, False, like=sys.stdout)
 
 
 def role_streams(log: Path) -> TextIO:
     """Standard output and error of this process go to its log, which is returned."""
     _flush()
     _become(0, os.open(os.devnull, os.O_RDONLY))
-    _become(1, _open(log))
+    _become(1, append_to(log))
     os.dup2(1, 2)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -110,15 +118,13 @@ def _say_size() -> None:
     os.get_terminal_size = get_terminal_size
 
 
-def _text(descriptor: int, stream: Stream, order: int, *, like: TextIO | None) -> io.TextIOWrapper:
+def _text(
+    descriptor: int, stream: Stream, order: int, terminal: bool, *, like: TextIO | None
+) -> io.TextIOWrapper:
     encoding = getattr(like, "encoding", None) or "utf-8"
     errors = "backslashreplace" if stream is Stream.ERR else getattr(like, "errors", None)
-    buffer = io.BufferedWriter(_Ordered(descriptor, stream, order))
+    buffer = io.BufferedWriter(_Ordered(descriptor, stream, order, terminal=terminal))
     return io.TextIOWrapper(buffer, encoding=encoding, errors=errors, line_buffering=True)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _become(descriptor: int, file: int) -> None:

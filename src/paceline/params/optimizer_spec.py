@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.layout import Layout
 from paceline.exceptions import FrameError, UsageError
 from paceline.params.fused import allow_late_gradients, takes_fused
 
@@ -163,6 +164,23 @@ class OptimizerSpec:
         allow_late_gradients(optimizer)
         return optimizer
 
+    def for_device(self, device: str, layout: Layout) -> "OptimizerSpec":
+        """The spec for servers on this kind of device: which fused kernels work is another question there.
+
+        Args:
+            layout: of the tensors that it is for.
+        """
+        groups = []
+        for index, group in enumerate(self.groups):
+            # `of` sets both together; what the script itself chose stays.
+            chosen_here = group.get("fused") is True and group.get("foreach") is False
+            bare = {**group, "fused": None, "foreach": None} if chosen_here else group
+            dtypes = {t.dtype for t in layout.tensors if t.group == index}
+            like = [torch.empty(0, dtype=getattr(torch, dtype)) for dtype in sorted(dtypes)]
+            kind = getattr(torch.optim, self.target_of(index).partition(":")[2], None)
+            groups.append(bare if kind is None else _with_fused(kind, bare, like, device))
+        return replace(self, groups=tuple(groups))
+
     def to_json(self) -> dict[str, Any]:
         """As plain JSON; `from_json` is its inverse."""
         found = {"target": self.target, "groups": list(self.groups), "whole_tensors": self.whole_tensors}
@@ -233,9 +251,11 @@ def _set_when_made(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {}
 
 
-def _with_fused(kind: type, group: dict[str, Any], parameters: Iterable[Tensor]) -> dict[str, Any]:
+def _with_fused(
+    kind: type, group: dict[str, Any], parameters: Iterable[Tensor], device: str = "cpu"
+) -> dict[str, Any]:
     """Servers use the fused kernel where torch has one that works, unless the user chose another."""
-    fused = takes_fused(kind, group, parameters, "cpu")
+    fused = takes_fused(kind, group, parameters, device)
     return {**group, "fused": True, "foreach": False} if fused else group
 
 

@@ -4,6 +4,7 @@
 * `option.py`    Option: what a declaration says, and all that follows from it.
 * `checks.py`    what a setting must be by itself.
 * `rules.py`     which settings do not go together, and which do not go with a mode.
+* `devices.py`   where models and servers go: host memory or a GPU. Pure.
 * `amounts.py`   durations and sizes as people type them.
 * `plan.py`      make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
                  ModelFacts: what `paceline plan` learns from the script's model.

@@ -21,6 +21,9 @@ __all__ = [
 ]
 
 
+_TOO_LARGE = 1 << 64
+
+
 def whole_number(least: int, advice: str, *, below: int | None = None, limit: str = "") -> Check:
     """A whole number of at least `least`, and below `below`, which people read as `limit`."""
 
@@ -30,6 +33,8 @@ def whole_number(least: int, advice: str, *, below: int | None = None, limit: st
             raise UsageError(f"{name}={value!r} is not a whole number; {advice}")
         if value < least:
             raise UsageError(f"{name}={value} is too small: give at least {least} ({advice})")
+        if value >= _TOO_LARGE:
+            raise UsageError(f"{name} is too large: give a number below 2^64")
         if below is not None and value >= below:
             raise UsageError(f"{name}={value} is too large: give a number below {limit}")
         return value

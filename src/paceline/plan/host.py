@@ -5,12 +5,13 @@ A limit that cannot be read is left out, and not checked.
 
 import os
 import resource
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paceline.plan.capacity import HostLimits, Limit
 
-__all__ = ["read_limits"]
+__all__ = ["count_gpus", "mps_program", "mps_runs", "read_limits"]
 
 _NO_LIMIT = 1 << 60
 """Control groups of version 1 write a number like this for "no limit"."""
@@ -28,6 +29,26 @@ def read_limits(root: Path = Path("/")) -> HostLimits:
         open_files=_open_files(),
         memory=_least([*_memory_of_groups(groups), *_memory_of_host(root)]),
     )
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs of this host that this process may use."""
+    from paceline.observe.record.gpu import Gpus  # which loads the driver's library
+
+    gpus = Gpus()
+    count = gpus.count
+    gpus.close()
+    return count
+
+
+def mps_program() -> str | None:
+    """The program that starts NVIDIA's Multi-Process Service; None: this host does not have it."""
+    return shutil.which("nvidia-cuda-mps-control")
+
+
+def mps_runs() -> bool:
+    """Whether this host has that service running already, for this user's programs."""
+    return bool(os.environ.get("CUDA_MPS_PIPE_DIRECTORY")) or Path("/tmp/nvidia-mps/control").exists()
 
 
 def _least(limits: Iterable[Limit]) -> Limit | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from paceline.comm.compression import parse_compression
+from paceline.comm.compression import COMPRESSION_FORMS, parse_compression
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.modes.presets import DAMPINGS, HINTS
@@ -28,6 +28,7 @@ from paceline.plan.checks import (
     true_or_false,
     whole_number,
 )
+from paceline.plan.devices import SERVER_DEVICES, check_device
 from paceline.plan.option import (
     COMMUNICATION,
     CONSISTENCY,
@@ -133,6 +134,43 @@ class Job:
     move two workers to one core. Turn it on when workers have the machine to themselves and step times
     vary."""
 
+    device: str | None = option(
+        None,
+        check=check_device,
+        metavar="cpu|cuda",
+        help="Put models, and batches of prepared loaders, there. [dim]Default: where the script puts "
+        "them.[/dim]",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+        roles=("server", "worker"),
+    )
+    """Where prepare() puts models, and prepared loaders put their batches: `cpu`, `cuda` or `cuda:N`. `cuda`
+    deals the host's GPUs out to the workers, one each in turn. None leaves both where the script has them."""
+
+    server_device: str = option(
+        "auto",
+        check=one_of(SERVER_DEVICES),
+        metavar="|".join(SERVER_DEVICES),
+        help="Where servers keep the parameters: on the models' GPU if that can be, or in host memory.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+        roles=("server",),
+    )
+    """Where servers keep the parameters: `auto` is the GPU that the models are on, if mode, options and
+    memory allow it; `cpu` is host memory; `cuda` refuses to run elsewhere than on the GPU."""
+
+    mps: bool = option(
+        True,
+        check=true_or_false,
+        flags=("--mps/--no-mps",),
+        help="With --device cuda: let the processes of the run share each GPU by NVIDIA MPS, if it is there.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+    )
+    """With `device=cuda`: start NVIDIA's Multi-Process Service for the run, if this host has it, and stop it
+    with the run. Processes then use a GPU at the same time instead of in turn. Turn it off where one worker's
+    illegal access to GPU memory must not end the others."""
+
     link: str = option(
         "auto",
         check=one_of(LINKS),
@@ -202,14 +240,13 @@ class Job:
         "none",
         check=in_one_form(parse_compression),
         metavar="HOW",
-        help="How gradients are written: fp16, bf16, terngrad, qsgd:B, signsgd, topk:P, dgc:P, sbc:P, "
-        "powersgd:R.",
+        help=f"How gradients are written: {', '.join(COMPRESSION_FORMS)}.",
         panel=COMMUNICATION,
         commands=EVERY_COMMAND,
         roles=("worker",),
     )
-    """How gradients are written for the way to the servers: `fp16`, `bf16`, `terngrad`, `qsgd:B`, `signsgd`,
-    `topk:P`, `dgc:P`, `sbc:P` or `powersgd:R`. For slow networks; on one host it only costs time."""
+    """How gradients are written for the way to the servers (`COMPRESSION_FORMS`). For slow networks; on one
+    host it only costs time."""
 
     compress_replies: bool = option(
         False,

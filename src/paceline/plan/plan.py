@@ -10,9 +10,10 @@ from paceline.comm.faults import Faults
 from paceline.comm.impairment import LINK_CONDITIONS, LinkConditions
 from paceline.comm.protection import BLOCKS, protection
 from paceline.core.modes import ModeSpec, parse_mode, parse_schedule
-from paceline.exceptions import UsageError
+from paceline.exceptions import PlanError, UsageError
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
-from paceline.plan.host import read_limits
+from paceline.plan.devices import on_cuda
+from paceline.plan.host import count_gpus, read_limits
 from paceline.plan.job import Job
 from paceline.plan.program_check import check_program
 from paceline.plan.rules import check_modes
@@ -73,6 +74,11 @@ class Plan:
     def one_host(self) -> bool:
         """Whether all roles are on one host."""
         return len({role.host for role in self.roles}) == 1
+
+    @property
+    def uses_mps(self) -> bool:
+        """Whether the roles of a host share its GPUs by NVIDIA MPS, where that is to be had."""
+        return self.job.mps and on_cuda(self.job)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for run.json."""
@@ -139,6 +145,7 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
     schedule.check(job.workers)
     check_modes(job, schedule)
     check_program(job)
+    _check_gpus(job)
     _check_environment(job, mode)
     tls_warnings = check_tls(job, run_id)
     groups = _groups(job, mode)
@@ -164,6 +171,16 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
         groups=groups,
         warnings=(*_warnings(job, mode, cores), *tls_warnings),
     )
+
+
+def _check_gpus(job: Job) -> None:
+    """PlanError if the job wants a GPU and this host has none."""
+    if (on_cuda(job) or job.server_device == "cuda") and not count_gpus():
+        wish = f"device={job.device}" if on_cuda(job) else "server_device=cuda"
+        raise PlanError(
+            f"{wish}: NVIDIA's driver shows no GPU on this host. Leave it out to train on the CPU, or look "
+            "whether nvidia-smi lists the GPU."
+        )
 
 
 def _check_environment(job: Job, mode: ModeSpec) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.modes import ModeSpec, Schedule
 from paceline.exceptions import UsageError
+from paceline.plan.devices import host_memory_reason, transfer_reason
 
 if TYPE_CHECKING:
     from paceline.comm.transfer import Transfer
@@ -164,6 +165,21 @@ def _tls(job: "Job", schedule: Schedule) -> str | None:
     return None
 
 
+def _server_device(job: "Job", schedule: Schedule) -> str | None:
+    if job.server_device != "cuda":
+        return None
+    reason = host_memory_reason(schedule.modes, servers=job.servers, replicas=job.replicas)
+    reason = reason or transfer_reason(job)
+    if reason is None and job.device == "cpu":
+        reason = "device=cpu keeps the models in host memory"
+    if reason is None:
+        return None
+    return (
+        f"server_device=cuda: {reason}; leave server_device out, and the servers keep the parameters in host "
+        "memory, or change that"
+    )
+
+
 JOB_RULES: tuple[Callable[["Job"], str | None], ...] = (_replicas_need_servers,)
 
 MODE_RULES: tuple[Callable[["Job", Schedule], str | None], ...] = (
@@ -176,6 +192,7 @@ MODE_RULES: tuple[Callable[["Job", Schedule], str | None], ...] = (
     _replicas,
     _groups,
     _tls,
+    _server_device,
 )
 
 

@@ -1,38 +1,54 @@
-"""Parameter servers. What they decide is in `paceline.core`.
+"""Parameter servers: processes, sockets, memory and files. What they decide is in `paceline.core.server`.
 
-A server is made of layers, each a class of its own that builds on the one before:
+A server's process has parts, and one of two roles, which use them:
 
-* `config.py`    ServerConfig: what it is told when it starts.
-* `server.py`    Server: the loop, the controller, and following a lead.
-* `ordering.py`  Ordering: making that order, by what the decider decides.
-* `placing.py`   Placing: which server holds what; servers that die, come and go.
-* `leader.py`    LeadServer: server 0, or who leads in its place.
+* `config.py`    ServerConfig: what a server is told when it starts.
+* `server_process.py` ServerProcess: the loop; promotes a follower.
+* `parts.py`     ServerParts: what a server has whatever its role is.
+* `leader.py`    Leader: makes the run's order, replicates it, executes it and answers workers.
+* `follower.py`  Follower: executes the order of another server.
 
-What they use:
+Parts of both roles:
 
 * `executor.py`  Executor: the run's one order of steps, executed on a shard.
-* `attachments.py` Attachments: workers that attach, push, and whose links break.
-* `checkpoints.py` CheckpointCoordinator: when a checkpoint is cut, and what became of it.
-* `parts.py`     ServerParts: what a server has whatever its role is.
 * `outcomes.py`  what a leader or follower must do about an executed step.
+* `attachments.py` Attachments: workers that attach, push, and whose links break.
+* `worker_frames.py` reads frames of workers into requests.
+* `controller_line.py` ControllerLine: what a server says to the controller.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.
-* `standby.py`  Standby: what a follower keeps so that it can lead.
+
+Parts of the leader:
+
+* `replicator.py` Replicator: links to the other servers; the order, and slices that change hands.
+* `model_desk.py` ModelDesk: takes the model that worker 0 offers, and hands it to all servers.
+* `adoption.py`  Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.
+* `checkpoints.py` CheckpointFiles: the files of the checkpoint in the making.
+* `saving.py`    reads a checkpoint back.
 * `push_record.py` PushRecord: the record of applied pushes.
-* `adoption.py` Adoption: how worker 0's offer, or a checkpoint, becomes the run's model.
-* `shard.py`    Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
+* `run_errors.py` EndsRun: errors in one worker's message that concern the whole run.
+* `lead_progress.py` the leader's report of how far the run is.
+
+The shard, and workers as a server sees them:
+
+* `shard.py`     Shard: the slices of one server; averaging, torch's optimizer, finite checks, state.
 * `contributions.py` Contribution: gradients that workers pushed, and their weighted mean.
 * `slice_state.py` SliceState: one slice of a shard with its optimizer.
-* `lanes.py`    Lanes: the threads that share a shard's slices, on cores apart.
-* `bare_step.py` a step of torch's optimizers without what stands around it.
+* `lanes.py`     Lanes: the threads that share a shard's slices, on cores apart.
+* `bare_step.py` calls torch's optimizer kernels directly, without hooks and profiling.
 * `float_flags.py` the processor's own record of overflows.
-* `vectors.py`  what L-BFGS's coordinator has a shard do with named vectors.
-* `peers.py`    WorkerPeer: a worker as a server sees it, over shared memory or inline on a socket.
-* `replies.py`  Differences: replies that say how the parameters have changed.
-* `saving.py`   Saver: one checkpoint in the making, from cut to commit; and reading one back.
+* `device_parameters.py` DeviceParameters: parameters, gradients and copies on a device.
+* `device_shard.py` DeviceShard: a shard there.
+* `flat_step.py` FlatStep: an optimizer's step on a whole slice at once.
+* `device_reader.py` DeviceReader: what the server reads of values that a device computes.
+* `vectors.py`   operations of L-BFGS on named vectors of a shard.
+* `peers.py`     WorkerPeer: a worker as a server sees it.
+* `carriers/`    Carrier: how a worker's gradients come here, and how it gets parameters.
+* `replies.py`   Differences: replies that say how the parameters have changed.
 """
 
 from paceline.ps.config import ServerConfig
-from paceline.ps.leader import LeadServer, serve
-from paceline.ps.server import Server
+from paceline.ps.follower import Follower
+from paceline.ps.leader import Leader
+from paceline.ps.server_process import serve
 
-__all__ = ["LeadServer", "Server", "ServerConfig", "serve"]
+__all__ = ["Follower", "Leader", "ServerConfig", "serve"]

@@ -14,8 +14,9 @@ from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.frames import field
 from paceline.comm.hub import refuse
 from paceline.core.modes import ModeSpec
-from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError
+from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError, PlanError
 from paceline.params import Layout, Numerics, OptimizerSpec
+from paceline.ps.device_parameters import DeviceParameters
 from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.saving import buffers_of, optimizer_state, ran_on_workers, read_blob, worker_state
 from paceline.storage.checkpoint import Checkpoint
@@ -37,6 +38,8 @@ class Offer:
             raise FrameError("tensors in a parameter group that the optimizer does not have")
         self.state_keys = [str(k) for k in field(body, "state_keys", list)]
         self.numerics = Numerics.from_json(body.get("numerics"))
+        self.device = None if body.get("device") is None else field(body, "device", str)
+        """The id of the device that its models are on, if processes can share that device's memory."""
         self.models = field(body, "models", int, 1)
         self.calls = field(body, "calls", int, 1)
 
@@ -171,7 +174,8 @@ class Adoption:
 
     def answer(
         self,
-        region: Region,
+        region: Region | None,
+        on_device: DeviceParameters | None,
         *,
         facts: dict[str, Any],
         epoch: int,
@@ -186,6 +190,7 @@ class Adoption:
         Args:
             region: the parameters' memory; workers on this host get it if they may `share` it, and can
                 write to it for all if it is `writable`.
+            on_device: the parameters' memory, if that is a device's.
             facts: more to tell.
             mode: the one that the run is in now.
             first: training has not begun, so a resumed run starts from its checkpoint. A worker that comes
@@ -202,14 +207,17 @@ class Adoption:
                 self._check(rank, offer)
                 resumed = first and self.checkpoint is not None
                 body = {"epoch": epoch, "mode": mode, "resumed": resumed, **facts}
+                if on_device is not None:
+                    _check_device(rank, offer, on_device)
+                    body["carrier"] = "device"
                 blob = save(self._start_of(rank) if first else _contiguous({**self.extras, **buffers}))
-                if offer.connection.local and share:
+                if offer.connection.local and share and region is not None:
                     fd = os.dup(region.fd) if writable else region.read_only_fd()
                     with os.fdopen(fd, "rb", buffering=0):
                         offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)], [fd])
                 else:
                     offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)])
-            except LayoutMismatch as error:
+            except (LayoutMismatch, PlanError) as error:
                 refuse(offer.connection, error)
             except LinkError:
                 pass  # it died: its link says so by itself
@@ -263,6 +271,17 @@ class Adoption:
             raise CheckpointError(
                 f"{name} was trained with {_words(spec)}, the script has {_words(offer.spec)}."
             )
+
+
+def _check_device(rank: int, offer: Offer, on_device: DeviceParameters) -> None:
+    """PlanError if a worker cannot share the parameters' device."""
+    if offer.device != on_device.device.id or not offer.connection.local:
+        where = "in host memory, or reached over TCP" if offer.device is None else offer.device
+        raise PlanError(
+            f"the parameters are on {on_device.device.id}, and the models of worker:{rank} are {where}. Put "
+            "the models of all workers on that device, or keep the servers in host memory (--server-device "
+            "cpu)."
+        )
 
 
 def _words(spec: OptimizerSpec) -> str:

@@ -4,13 +4,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Hub, Kind, Region
+from paceline.comm import Connection, Frame, Hub, Kind
 from paceline.comm.compression import parse_compression
 from paceline.comm.frames import field
 from paceline.comm.transfer import Transfer
@@ -23,8 +22,10 @@ from paceline.exceptions import (
 )
 from paceline.observe.record.spans import Recorder
 from paceline.params import StateBook
+from paceline.ps.carriers import Attaching, make_carrier
+from paceline.ps.carriers.link_thread import LinkThread
 from paceline.ps.executor import Executor, Pushed
-from paceline.ps.peers import MAX_STATE_BYTES, InlinePeer, ShmPeer, WorkerPeer
+from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer, has_ended
 from paceline.ps.saving import for_others, read_blob
 
 __all__ = ["Attachments", "rank_of", "saved_part"]
@@ -46,8 +47,6 @@ class Attachments:
     """
 
     def __init__(self, executor: Executor, hub: Hub, spans: Recorder) -> None:
-        self.answered_before: dict[int, int] = {}
-        """Of each worker the last request that was answered before this server was in the order."""
         self.buffers: dict[str, Tensor] = {}
         """For workers that join later: the newest buffers (BatchNorm statistics, …) that any worker sent, and
         what worker 0's script keeps. Empty before the first."""
@@ -96,12 +95,12 @@ class Attachments:
         log.info("%s is back over another socket", peer.name)
         peer.broken_since = None
         try:
-            peer.resume(connection, field(body, "resume", int))
+            peer.carrier.resume(connection, field(body, "resume", int))
         except LinkError as error:
             log.info("%s: %s", peer.name, error)
             self.link_broke(peer)
             return
-        if isinstance(peer, ShmPeer):
+        if not peer.carrier.has_thread:
             self._hub.add(peer.connection)
 
     # --- coming and going -------------------------------------------------------------------------
@@ -112,56 +111,47 @@ class Attachments:
         Args:
             leave: called with the process in whose place it comes, which is gone.
         """
-        if self._executor.layout is None or self._executor.shard is None or self._executor.base is None:
+        executor = self._executor
+        if executor.layout is None or executor.shard is None or executor.base is None:
             raise FrameError("attached before the run has a model")
         rank = rank_of(connection)
         incarnation = field(frame.body, "incarnation", int)
-        if frame.body.get("fingerprint") != self._executor.layout.fingerprint:
+        if frame.body.get("fingerprint") != executor.layout.fingerprint:
             raise LayoutMismatch(f"worker:{rank} attached with another layout")
         transfer = self._transfer_of(rank, frame.body)
-        older = self._executor.peers.get(rank)
+        older = executor.peers.get(rank)
         if older is not None:
             if older.incarnation >= incarnation:
                 raise FrameError(f"worker:{rank} is here already as incarnation {older.incarnation}")
             leave(older)
-        peer: WorkerPeer
-        if connection.local and not field(frame.body, "inline", bool, False):
-            if len(frame.descriptors) != 1:
-                raise FrameError("a worker on this host attaches with its memory")
-            region = Region.attach(frame.descriptors[0], 2 * self._executor.layout.nbytes)
-            peer = ShmPeer(connection, rank, incarnation, region, self._executor.layout, self._executor.shard)
-            peer.may_share = field(frame.body, "in_place", bool)
-            peer.read_in_place(self._executor.mode.in_place or self._executor.mode.needs_memory)
-        else:
-            self._hub.release(connection)  # from here on its own thread reads it
-            peer = InlinePeer(
-                connection,
-                rank,
-                incarnation,
-                self._executor.layout,
-                self._executor.shard,
-                transfer=transfer,
-                # Sent straight from the parameters where nobody can write to them meanwhile.
-                in_place=self._executor.mode.in_place
-                or (
-                    self._executor.config.workers == 1
-                    and not self._executor.peers
-                    and not self._executor.mode.local
-                ),
-                sends=frame.body.get("sends"),
-                groups_of=self._executor.groups_of,
-                post=self._from_thread,
-                lane=self._spans.lane(f"worker:{rank}"),
-            )
-        peer.told = self._executor.placement.number
+        mode = executor.mode
+        in_place = mode.in_place or mode.needs_memory
+        alone = executor.config.workers == 1 and not executor.peers and not mode.local
+        attaching = Attaching(
+            connection=connection,
+            worker=rank,
+            frame=frame,
+            layout=executor.layout,
+            shard=executor.shard,
+            on_device=executor.on_device,
+            transfer=transfer,
+            in_place=in_place,
+            sent_in_place=mode.in_place or alone,
+            groups_of=executor.groups_of,
+            release=self._hub.release,
+            post=self._from_thread,
+            spans=self._spans,
+        )
+        carrier, needs_fates = make_carrier(attaching), transfer.compress.has_feedback
+        peer = WorkerPeer(connection, rank, incarnation, carrier, needs_fates=needs_fates)
+        peer.told = executor.placement.number
         peer.pid = field(frame.body, "pid", int, 0) if connection.same_host else 0
         if field(frame.body, "keeps", bool, False):
             connection.keep()
-        self._executor.keep_backup(peer)
-        for other in self._executor.peers.values():  # who was alone is not any more
-            other.read_in_place(self._executor.mode.in_place or self._executor.mode.needs_memory)
-        self._executor.peers[rank] = peer
-        self.answered_before.pop(rank, None)
+        executor.keep_backup(peer)
+        for other in executor.peers.values():  # the only worker so far is no longer alone
+            other.carrier.read_in_place(in_place)
+        executor.peers[rank] = peer
         return peer
 
     def _transfer_of(self, rank: int, body: dict[str, Any]) -> Transfer:
@@ -180,28 +170,27 @@ class Attachments:
     def welcome(self, peer: WorkerPeer, **facts: Any) -> None:
         """Send an attached worker the parameters."""
         assert self._executor.shard is not None and self._executor.base is not None
-        copies = [c for c in (peer.copy, peer.backup) if c is not None]
+        copies = [c for c in (peer.carrier.copy, peer.backup) if c is not None]
         if copies:
             self._executor.shard.update((), None, copies)
+        owned = self._executor.placement.owned(self._executor.config.rank)
         with contextlib.suppress(LinkError):  # it died: its link says so by itself
-            if isinstance(peer, InlinePeer):
-                peer.welcome({**facts, "owned": self._executor.placement.owned(self._executor.config.rank)})
-            else:
-                peer.connection.send(Kind.ATTACHED, facts)
+            peer.carrier.welcome(facts, owned)
 
-    def _from_thread(self, peer: InlinePeer, frame: Frame | None, reason: str) -> None:
-        if frame is None and peer.connection.keeps:
-            used = peer.used
-            self._hub.post(lambda: self._link_ended(peer, used, reason))
+    def _from_thread(self, link: LinkThread, frame: Frame | None, reason: str) -> None:
+        if frame is None and link.connection.keeps:
+            used = link.used
+            self._hub.post(lambda: self._link_ended(link, used, reason))
         elif frame is None:
-            self._hub.post(lambda: self._hub.end(peer.connection, reason))
+            self._hub.post(lambda: self._hub.end(link.connection, reason))
         else:
             received = frame
-            self._hub.post(lambda: self._hub.handle(peer.connection, received))
+            self._hub.post(lambda: self._hub.handle(link.connection, received))
 
-    def _link_ended(self, peer: InlinePeer, used: int, reason: str) -> None:
+    def _link_ended(self, link: LinkThread, used: int, reason: str) -> None:
         """Its thread has given up on a socket; it may have been given another one since."""
-        if peer.given == used and self._executor.peers.get(peer.worker) is peer:
+        peer = self._executor.peers.get(link.worker)
+        if link.given == used and peer is not None and peer.connection is link.connection:
             log.info("%s: %s", peer.name, reason)
             self.link_broke(peer)
 
@@ -214,7 +203,7 @@ class Attachments:
         if any(pushed.peer is peer and not pushed.held for pushed in self._executor.pushed.values()):
             peer.connection.close()  # its gradient memory is still due
         else:
-            peer.close()
+            peer.carrier.close()
 
     # --- what workers send ------------------------------------------------------------------------
 
@@ -224,15 +213,20 @@ class Attachments:
             raise FrameError(f"{connection.peer} has not attached")
         return peer
 
-    def skips(self, peer: WorkerPeer, body: dict[str, Any]) -> bool:
-        """Whether a request was answered without us, before we were in the order."""
-        if field(body, "n", int) > self.answered_before.get(peer.worker, 0):
-            return False
-        peer.asked = None
-        peer.skip()
-        return True
+    def skip(self, worker: int) -> None:
+        """A worker's last request was answered without this server, before it was in the order."""
+        if (peer := self._executor.peers.get(worker)) is not None:
+            self._forget_pushes(peer)
+            peer.carrier.skip()
 
-    def receive_push(self, peer: WorkerPeer, body: dict[str, Any]) -> PushId:
+    def _forget_pushes(self, peer: WorkerPeer) -> None:
+        """Forget what a worker pushed, but for what is held."""
+        here = self._executor.pushed
+        for push in [p for p, pushed in here.items() if pushed.peer is peer and not pushed.held]:
+            del here[push]
+
+    def receive_push(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
+        """The gradient of a push, or the parameters of an assign, is here."""
         push = PushId(peer.worker, peer.incarnation, field(body, "sequence", int))
         if "settings" in body:
             peer.settings = self._checked_settings(field(body, "settings", list))
@@ -241,14 +235,17 @@ class Attachments:
             raise FrameError("tensors without a gradient that are not numbers")
         # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
         # an earlier incarnation goes when the lead says that it is gone.)
-        here = self._executor.pushed
-        for older in [p for p, pushed in here.items() if pushed.peer is peer and not pushed.held]:
-            del here[older]
+        self._forget_pushes(peer)
         void = field(body, "void", bool, False)
         self._executor.pushed[push] = Pushed(
-            peer, peer.gradients, void, frozenset(missing), self._executor.groups_of(body)
+            peer,
+            peer.carrier.gradients,
+            void,
+            frozenset(missing),
+            self._executor.groups_of(body),
+            peer.carrier.ready(body),
         )
-        return push
+        peer.residual = field(body, "residual", float, peer.residual)
 
     def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
         assert self._executor.spec is not None
@@ -277,15 +274,6 @@ class Attachments:
         book = StateBook([read_blob(blob, "the optimizer state")])
         executor.loads[load] = (book, executor.groups_of(frame.body))
         return True
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process of this host has ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return Path("/proc/self").exists()
-    return state in "ZX"
 
 
 def saved_part(connection: Connection, frame: Frame) -> tuple[str, dict[str, Tensor]]:

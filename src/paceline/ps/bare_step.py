@@ -70,6 +70,7 @@ def _fused_sgd(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Cal
                 nesterov=group["nesterov"],
                 maximize=group["maximize"],
                 is_first_step=False,
+                found_inf=getattr(optimizer, "found_inf", None),
             )
 
     return direct if group.get("fused") and kernel is not None else step

@@ -1,4 +1,4 @@
-"""What a server is told when it starts, and the decider that follows from it."""
+"""ServerConfig: what a server is told when it starts, and the decider that follows from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from paceline.comm.frames import field
 from paceline.core.decider import Decider
 from paceline.core.descent import Descent
 from paceline.core.leases import LeaseBook
-from paceline.core.modes import ModeSpec, parse_mode, parse_schedule
+from paceline.core.modes import parse_mode, parse_schedule
+from paceline.core.server.lead_settings import LeadSettings
 from paceline.exceptions import PlanError
 from paceline.params import OptimizerSpec
 from paceline.storage.checkpoint import Checkpoint
 
-__all__ = ["ServerConfig", "begin", "book_of", "new_decider", "undealt"]
+__all__ = ["ServerConfig", "begin", "book_of", "lead_settings", "new_decider"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class ServerConfig:
     run_dir: str
     deadline_s: float
     replicas: int = 0
-    """So many other servers hold a copy of every slice."""
+    """Number of other servers that hold a copy of every slice."""
     checkpoint_every: int = 0
     keep_checkpoints: int = 3
     max_updates: int | None = None
@@ -58,9 +59,27 @@ class ServerConfig:
     faults: str = ""
     """On purpose, for tests."""
     host: str = "127.0.0.1"
+    device: str | None = None
+    """Where models are put; `module:function` takes a GPU's place, for tests."""
+    server_device: str = "auto"
+    """Where parameters are: "auto" (where the models are, if that can be), "cpu" or "cuda"."""
     threads: int = 1
     worker_threads: int = 1
     """Of all workers together."""
+
+
+def lead_settings(config: ServerConfig) -> LeadSettings:
+    """What a leader's decisions depend on."""
+    return LeadSettings(
+        rank=config.rank,
+        workers=config.workers,
+        servers=config.servers,
+        deadline_s=config.deadline_s,
+        replicas=config.replicas,
+        clip_norm=config.clip_norm,
+        bounds_norms=bool(config.norm_bound),
+        checkpoint_every=config.checkpoint_every,
+    )
 
 
 def new_decider(config: ServerConfig) -> Decider:
@@ -113,14 +132,4 @@ def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | No
         drop_last=field(data, "drop_last", bool),
         by_round=mode.by_round,
         copies=mode.copies,
-    )
-
-
-def undealt(mode: ModeSpec, book: LeaseBook | None) -> str | None:
-    """Why the samples of a run cannot be dealt out as a mode does; None if they can."""
-    if not mode.deals_by_speed or book is not None:
-        return None
-    return (
-        f"mode {mode} deals batches by speed, and this run has no prepared DataLoader over a data set with a "
-        "length: use the mode without batches=speed"
     )

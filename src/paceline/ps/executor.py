@@ -14,9 +14,10 @@ from torch import Tensor
 
 from paceline.comm import Region
 from paceline.comm.faults import Faults
+from paceline.comm.fence import Fence
 from paceline.comm.frames import field
 from paceline.comm.protection import protection
-from paceline.core.modes import PushId, parse_mode
+from paceline.core.modes import PushId, parse_mode, parse_schedule
 from paceline.core.steps import (
     AddStep,
     AdmitStep,
@@ -43,7 +44,11 @@ from paceline.exceptions import (
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Recorder
 from paceline.params import Layout, OptimizerSpec, Placement, Slice, StateBook, flat_view
+from paceline.ps.carriers import Carrier
 from paceline.ps.config import ServerConfig
+from paceline.ps.device_parameters import DeviceParameters, on_device
+from paceline.ps.device_reader import DeviceReader
+from paceline.ps.device_shard import DeviceShard
 from paceline.ps.outcomes import (
     Forgotten,
     ModeChanged,
@@ -55,7 +60,7 @@ from paceline.ps.outcomes import (
     SnapshotTaken,
     VectorAnswers,
 )
-from paceline.ps.peers import InlinePeer, ShmPeer, WorkerPeer
+from paceline.ps.peers import WorkerPeer, has_ended
 from paceline.ps.shard import Contribution, Copy, Gradients, Shard
 
 __all__ = ["Executor", "Pushed"]
@@ -76,6 +81,8 @@ class Pushed:
     missing: frozenset[int]
     groups: Collection[int] | None = None
     """Parameter groups of the optimizer that it is for, where there are several; None: all."""
+    fence: Fence | None = None
+    """When its gradient is in memory; None: it is."""
     held: bool = False
     """Its gradient was copied: the worker has gone on."""
 
@@ -100,6 +107,8 @@ class Executor:
         self.shard: Shard | None = None
         self.spec: OptimizerSpec | None = None
         self.region: Region | None = None
+        self.on_device: DeviceParameters | None = None
+        """The parameters' memory, if that is a device's."""
         self.base: Tensor | None = None
         self.placement = Placement(0, frozenset(), ())
         self.peers: dict[int, WorkerPeer] = {}
@@ -146,18 +155,29 @@ class Executor:
         region: Region | None,
         placement: Placement,
         read_weights: Callable[[Sequence[Tensor]], None],
+        device: str | None = None,
     ) -> None:
         """Take this layout and optimizer.
 
         Args:
             region: the parameters' memory, shared on this host.
             read_weights: fills these slices, if the memory has them not.
+            device: the id of the device that the workers' models are on; the parameters go there, too, if
+                they can. None: they are in host memory.
+
+        Raises:
+            PlanError: the job wants the parameters on a device, and they cannot be there.
         """
         self.layout, self.spec, self.region, self.placement = layout, spec, region, placement
         if region is not None:
             self.base = torch.frombuffer(region.buffer, dtype=torch.uint8)
         else:
             self.base = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        if device is not None:
+            modes = parse_schedule(self.mode, self.config.schedule).modes
+            self.on_device = on_device(device, self.config, modes, layout, spec, self.base)
+        if self.on_device is not None:
+            self.base, self.region = self.on_device.base, None
         mine = [layout.slices[i] for i in placement.held(self.config.rank)]
         read_weights([flat_view(self.base, piece) for piece in mine])
         self.shard = self._make_shard(layout, spec, mine, self.base, placement)
@@ -173,7 +193,9 @@ class Executor:
         """Before the first step the workers have prepared more: another model takes this one's place."""
         if self.shard is not None:
             self.shard.close()
-        self.shard = self.layout = self.spec = self.region = self.base = None
+        if self.on_device is not None:
+            self.on_device.close()
+        self.shard = self.layout = self.spec = self.region = self.base = self.on_device = None
         self.pushed.clear()
         self.queue.clear()
 
@@ -185,6 +207,10 @@ class Executor:
         base: Tensor,
         placement: Placement,
     ) -> Shard:
+        if self.on_device is not None:
+            reader = DeviceReader(self.on_device.device, self._release_dead)
+            allowed, damping = self.config.optimizers, self.mode.damping
+            return DeviceShard(layout, spec, slices, base, reader, allowed, damping)
         return Shard(
             layout,
             spec,
@@ -196,6 +222,12 @@ class Executor:
             placement.owned(self.config.rank),
         )
 
+    def _release_dead(self) -> None:
+        """The device may wait for a worker that has died: let it go on. Its link's end is seen later."""
+        for peer in self.peers.values():
+            if peer.pid and has_ended(peer.pid):
+                peer.carrier.release()
+
     # --- the order --------------------------------------------------------------------------------
 
     def execute_next(self, admit_body: AdmitBody) -> Sequence[Outcome] | None:
@@ -205,7 +237,8 @@ class Executor:
             What is to be done about it before the next step; None if nothing could be executed.
         """
         if not self.queue:
-            return None
+            self._hear_refusals()
+            return self._take_outcomes() or None
         step = self.queue[0]
         if not self._can_execute(step):
             return self._take_outcomes() or None
@@ -296,7 +329,8 @@ class Executor:
             case AssignStep(push):
                 pushed = self.pushed.pop(push, None)
                 if pushed is not None:
-                    self.shard.assign(pushed.peer.gradients.flat)
+                    self._await_gradients(pushed)
+                    self.shard.assign(pushed.peer.carrier.gradients.flat)
                 self._admit(admits, body, self._copy_only)
             case LoadStep(push):
                 if (given := self.loads.pop(push, None)) is not None:
@@ -312,7 +346,7 @@ class Executor:
         self.present_shard.damping = self.mode.damping
         for peer in self.peers.values():
             self.keep_backup(peer)  # first: its copy is what it computes on
-            peer.read_in_place(self.mode.in_place)
+            peer.carrier.read_in_place(self.mode.in_place)
         self._outcomes.append(ModeChanged())
         log.info("mode %s", text)
 
@@ -322,10 +356,10 @@ class Executor:
             peer.backup = None
         elif peer.backup is None:
             assert self.layout is not None and self.base is not None
-            peer.backup = self.present_shard.flats(torch.empty(self.layout.nbytes, dtype=torch.uint8))
+            peer.backup = self.present_shard.flats(torch.empty_like(self.base))
             present = self.present_shard.parameters
             for i, mine in enumerate(peer.backup):
-                copied = None if peer.copy is None else peer.copy[i]
+                copied = None if peer.carrier.copy is None else peer.carrier.copy[i]
                 mine.copy_(present[i] if copied is None else copied)
 
     def _place(self, placement: Placement) -> None:
@@ -340,10 +374,10 @@ class Executor:
         else:
             self._hold_others(placement)
         for peer in self.peers.values():
-            peer.fit(self.present_shard)
+            peer.carrier.refit(self.present_shard)
         for pushed in self.pushed.values():
             if not pushed.held:
-                pushed.gradients = pushed.peer.gradients
+                pushed.gradients = pushed.peer.carrier.gradients
         self._outcomes.append(Placed(placement))
 
     def _hold_others(self, placement: Placement) -> None:
@@ -405,10 +439,9 @@ class Executor:
         if pushed is None or pushed.void:  # void ones keep their place in the order, and are not applied
             self.pushed.pop(push, None)
             return
-        assert self.layout is not None
-        kept = Gradients(
-            torch.empty(self.layout.nbytes, dtype=torch.uint8), self.layout, self.present_shard.slices
-        )
+        assert self.layout is not None and self.base is not None
+        self._await_gradients(pushed)
+        kept = Gradients(torch.empty_like(self.base), self.layout, self.present_shard.slices)
         for piece, mine, theirs in zip(
             self.present_shard.slices, kept.flat, pushed.gradients.flat, strict=True
         ):
@@ -416,6 +449,11 @@ class Executor:
                 mine.copy_(theirs)
         pushed.gradients = kept
         pushed.held = True
+
+    def _await_gradients(self, pushed: Pushed) -> None:
+        """Let the work that follows wait until a push is in memory. What was held was copied in order."""
+        if pushed.fence is not None and not pushed.held:
+            pushed.fence.wait()
 
     def _update(self, admits: list[AdmitStep], body: AdmitBody, work: Callable[..., None]) -> None:
         started = time.perf_counter()
@@ -431,41 +469,49 @@ class Executor:
         self._spans.main.enter(Phase.IDLE)
         self.updates += 1
         self.update_s += time.perf_counter() - started
-        for worker, slices in self.present_shard.take_refusals().items():
+        self._hear_refusals()
+
+    def _hear_refusals(self) -> None:
+        """What was refused for NaN or Inf since the last time."""
+        for worker, slices in self.shard.take_refusals().items() if self.shard is not None else ():
             log.warning("worker:%s pushed NaN or Inf: %s slices of it refused", worker, slices)
             self._outcomes.append(PushSpoiled(worker))
 
+    @property
+    def awaits_verdicts(self) -> bool:
+        """Whether a device has yet to say whether what was pushed is finite."""
+        return isinstance(self.shard, DeviceShard) and self.shard.awaits_verdicts
+
     def _admit(self, admits: list[AdmitStep], admit_body: AdmitBody, work: Callable[..., None]) -> None:
         """Do some work on the shard that ends with fresh parameters for these workers."""
-        peers = []
+        answered: list[Carrier] = []
+        streaming: list[Carrier] = []
+        copies: list[Copy] = []
         for worker, version, keep in admits:
             peer = self.peers.get(worker)
-            if peer is not None:
-                # The order says it, not the request: that may come later than the order.
-                peer.fetches = keep is None
-                peer.asked = None
-                body = admit_body(worker, version)
-                if peer.told != self.placement.number:
-                    peer.told = self.placement.number
-                    body["owned"] = self.placement.owned(self.config.rank)
-                peer.start_admit(body)
-                peers.append(peer)
-        copies: list[Copy] = []
-        streaming: list[InlinePeer] = []
-        for p in peers:
-            if p.fetches:
-                copies += [copy for copy in (p.copy, p.backup) if copy is not None]
-                if isinstance(p, InlinePeer):
-                    streaming.append(p)
+            if peer is None:
+                continue
+            body = admit_body(worker, version)
+            if peer.told != self.placement.number:
+                peer.told = self.placement.number
+                body["owned"] = self.placement.owned(self.config.rank)
+            carrier = peer.carrier
+            fetch = keep is None  # the order says it, not the request: that may come later than the order
+            copies += carrier.begin_reply(body, fetch=fetch)
+            if fetch and peer.backup is not None:
+                copies.append(peer.backup)
+            if fetch and carrier.streams:
+                streaming.append(carrier)
+            answered.append(carrier)
 
         def done(position: int) -> None:
-            for p in streaming:
-                p.slice_ready(position)
+            for carrier in streaming:
+                carrier.slice_ready(position)
 
         work(copies, done if streaming else None)
-        for p in peers:
+        for carrier in answered:
             with contextlib.suppress(LinkError):  # it died meanwhile; its link says so by itself
-                p.end_admit()
+                carrier.end_reply()
 
     def _contributions(self, pushes: Sequence[WeightedPush]) -> tuple[list[Contribution], Any]:
         contributions, settings = [], None
@@ -476,6 +522,7 @@ class Executor:
                 self.lost += 1
                 log.warning("a push of worker:%s died with it before it reached %s", worker, self.name)
                 continue
+            self._await_gradients(pushed)
             if settings is None:
                 settings = pushed.peer.settings
             contributions.append(
@@ -486,7 +533,7 @@ class Executor:
                     pushed.missing,
                     float(scale),
                     pushed.peer.backup or (),
-                    not grouped and isinstance(pushed.peer, ShmPeer),
+                    not grouped and pushed.peer.carrier.checked,
                     pushed.groups,
                 )
             )
@@ -497,7 +544,7 @@ class Executor:
         peer = self.peers.get(worker)
         for push in [p for p in self.pushed if (p.worker, p.incarnation) == (worker, incarnation)]:
             if not self.pushed[push].held:
-                self.pushed.pop(push).peer.close()
+                self.pushed.pop(push).peer.carrier.close()
         for load in [p for p in self.loads if (p.worker, p.incarnation) == (worker, incarnation)]:
             del self.loads[load]
         if peer is not None and peer.incarnation == incarnation:

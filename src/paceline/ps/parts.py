@@ -1,23 +1,30 @@
 """ServerParts: what a server's process has whatever its role is. A promotion builds a leader from them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.comm import Connection, Frame, Hub, Listener
+from torch import Tensor
+
+from paceline.comm import Connection, Frame, Hub, Listener, Region
+from paceline.comm.connection import spin_for
 from paceline.comm.faults import Faults
 from paceline.comm.lasting import LastingLink
-from paceline.core.sequencer import OrderLog
+from paceline.comm.messages import ServerReport
 from paceline.exceptions import LinkError
+from paceline.observe.record.phase import PHASES
 from paceline.observe.record.spans import Recorder, recorder_of
+from paceline.params import Layout, OptimizerSpec, Placement
 from paceline.ps.attachments import Attachments
 from paceline.ps.config import ServerConfig
+from paceline.ps.controller_line import ControllerLine
 from paceline.ps.executor import Executor
 from paceline.ps.part_writer import PartWriter
 
-__all__ = ["ServerParts", "make_parts"]
+__all__ = ["LOG_STEPS", "ServerParts", "make_parts"]
 
-_LOG_STEPS = 4096
-"""Number of the last steps of the order that are kept."""
+LOG_STEPS = 4096
+"""Number of the last steps of the order that servers keep where they can take each other's place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +33,48 @@ class ServerParts:
 
     config: ServerConfig
     secret: bytes
-    controller: LastingLink
+    controller: ControllerLine
     hub: Hub
     """Its handler is the role that the server has now."""
     spans: Recorder
     executor: Executor
     attachments: Attachments
     part_writer: PartWriter
-    log: OrderLog
-    """The steps of the order that this server has heard of."""
+
+    def adopt(
+        self,
+        layout: Layout,
+        spec: OptimizerSpec,
+        region: Region | None,
+        placement: Placement,
+        read_weights: Callable[[Sequence[Tensor]], None],
+        device: str | None = None,
+    ) -> None:
+        """Take this layout and optimizer; see `Executor.adopt`."""
+        self.executor.adopt(layout, spec, region, placement, read_weights, device)
+        self.hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
+
+    def tell_report(self) -> None:
+        """Tell the controller how this server does."""
+        executor, spans, progress = self.executor, self.spans, self.part_writer.progress
+        self.controller.tell(
+            ServerReport(
+                updates=executor.updates,
+                update_s=round(executor.update_s, 6),
+                phases={PHASES[phase]: round(s, 6) for phase, s in spans.flush().items()},
+                spans_broken=None if spans.broken is None else str(spans.broken),
+                saving=None if progress is None else (progress[0], progress[1]),
+            )
+        )
+
+    def close(self) -> None:
+        """The server ends."""
+        for peer in self.executor.peers.values():
+            peer.carrier.close()
+        self.hub.close()
+        if self.executor.shard is not None:
+            self.executor.shard.close()
+        self.spans.close()
 
 
 class _NoRole:
@@ -63,11 +103,10 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
     return ServerParts(
         config=config,
         secret=secret,
-        controller=controller,
+        controller=ControllerLine(controller, hub.listener.address.to_json()),
         hub=hub,
         spans=spans,
         executor=executor,
         attachments=Attachments(executor, hub, spans),
         part_writer=PartWriter(f"server-{config.rank}.safetensors", faults, spans, hub.post),
-        log=OrderLog(_LOG_STEPS if config.replicas else 0),
     )

@@ -1,18 +1,10 @@
-"""One checkpoint in the making, and reading one back.
-
-A checkpoint is a cut in the run's order: every server copies its shard at the same version and writes the
-copy in a thread while training goes on; every worker sends its own part (random state, buffers) with the
-first reply it gets after the cut. Server 0 commits when all are there.
+"""Reading a checkpoint back.
 
 Files: server-K.safetensors (parameters and optimizer state, StateBook's keys), worker-K.safetensors
 (buffers, random state), extras.safetensors (frozen parameters and initial buffers of worker 0).
 """
 
-import contextlib
-import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
@@ -21,10 +13,9 @@ from torch import Tensor
 from paceline.core.modes import parse_mode
 from paceline.exceptions import CheckpointError, FrameError, UsageError
 from paceline.params import StateBook
-from paceline.storage.checkpoint import Checkpoint, CheckpointWriter, FileInfo, clean_temporary, prune
+from paceline.storage.checkpoint import Checkpoint
 
 __all__ = [
-    "Saver",
     "buffers_of",
     "for_others",
     "model_state",
@@ -34,126 +25,6 @@ __all__ = [
     "state_book",
     "worker_state",
 ]
-
-
-class Saver:
-    """A checkpoint in the making on the lead. Methods are called by the main thread only.
-
-    Args:
-        post: called from another thread with the committed path or the error.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        version: int,
-        *,
-        parts: int,
-        workers: set[int],
-        keep: int,
-        post: Callable[[Path | CheckpointError], None],
-    ) -> None:
-        self.version = version
-        self.root = root
-        self._writer = CheckpointWriter(root, version)
-        self._parts = parts
-        self._workers = set(workers)
-        self._keep = keep
-        self._post = post
-        self._meta: dict[str, Any] = {}
-        self._thread: threading.Thread | None = None
-        self._failed = False
-        self._hurried = False
-
-    @property
-    def directory(self) -> Path:
-        """Where servers write their parts."""
-        return self._writer.dir
-
-    @property
-    def complete(self) -> bool:
-        """Whether all parts are here, and it is being committed: nobody is needed for it any more."""
-        return self._thread is not None
-
-    @property
-    def waits_for(self) -> set[int]:
-        """Workers whose part is not here yet."""
-        return set(self._workers)
-
-    def describe(self, meta: dict[str, Any]) -> None:
-        """What the manifest says."""
-        self._meta = meta
-
-    def part_written(self, info: FileInfo | CheckpointError) -> None:
-        """A server wrote its part, or failed to."""
-        if self._failed or self.complete:
-            return
-        if isinstance(info, CheckpointError):
-            self._failed = True
-            self._writer.abort()
-            self._post(info)
-            return
-        self._writer.add(info)
-        self._parts -= 1
-        self._try_commit()
-
-    def worker_saved(self, worker: int) -> None:
-        """A worker's part is in `states`, or the worker has ended in order and sent its last part before."""
-        self._workers.discard(worker)
-        self._try_commit()
-
-    def worker_lost(self, worker: int) -> None:
-        """A worker ended before it sent its part. The part that it sent for an earlier checkpoint (its steps,
-        random numbers, schedulers) does not belong to these parameters: give this checkpoint up."""
-        if worker in self._workers and not self._hurried:
-            self.part_written(
-                CheckpointError(
-                    f"worker:{worker} ended before it sent its part of checkpoint {self.version}; "
-                    "the checkpoint before it is kept"
-                )
-            )
-
-    def stop_waiting(self) -> None:
-        """Commit as soon as the servers' parts are written, without the workers' parts that are not here."""
-        self._hurried = True
-        self._try_commit()
-
-    @property
-    def needs_workers(self) -> bool:
-        """Whether a worker's part is still waited for."""
-        return bool(self._workers) and not self._hurried
-
-    def attach_states(self, states: Callable[[], dict[str, dict[str, Tensor]]]) -> None:
-        """Small files to write with the commit (workers' parts, extras), asked for at that time."""
-        self._states = states
-
-    def _try_commit(self) -> None:
-        if self._parts or self.needs_workers or self._failed or self._thread is not None:
-            return
-        states = self._states()
-        self._thread = threading.Thread(target=self._commit, args=(states,), name="checkpoint")
-        self._thread.start()
-
-    def _commit(self, states: dict[str, dict[str, Tensor]]) -> None:
-        try:
-            for name, tensors in states.items():
-                self._writer.write_part(name, tensors)
-            path = self._writer.commit(self._meta)
-            prune(self.root, self._keep)
-            with contextlib.suppress(CheckpointError):
-                clean_temporary(self.root)  # of a lead that died while it saved
-        except CheckpointError as error:
-            self._writer.abort()
-            self._post(error)
-        else:
-            self._post(path)
-
-    def join(self) -> None:
-        """Wait for a commit in progress; a checkpoint that is not complete is given up."""
-        if self._thread is not None:
-            self._thread.join()
-        else:
-            self._writer.abort()
 
 
 def state_book(checkpoint: Checkpoint, *, optimizer: bool = True) -> StateBook:

@@ -37,7 +37,7 @@ from paceline.ps.bare_step import bare_step
 from paceline.ps.contributions import Contribution, Copy, Gradients, finite, refresh, sum_into, wide
 from paceline.ps.float_flags import float_flags
 from paceline.ps.lanes import Lanes
-from paceline.ps.slice_state import Scratch, SliceState, detached, fill
+from paceline.ps.slice_state import Scratch, SliceState, detached, fill, for_kernel
 from paceline.ps.vectors import run_on
 
 __all__ = ["Contribution", "Copy", "Gradients", "Shard"]
@@ -100,7 +100,7 @@ class Shard:
             state.regular = _regular(optimizer.param_groups[0])
             self._states.append(state)
         self._lanes = Lanes(min(lanes, len(self.slices)) if self.nbytes > _SMALL_SHARD_BYTES else 1)
-        self._scratch = Scratch(max((piece.nbytes for piece in self.slices), default=0))
+        self._scratch = Scratch(max((piece.nbytes for piece in self.slices), default=0), base.device)
         self._means: list[Tensor] = []
         self._reduced: list[Sequence[Contribution]] = []
         self._reduced_scales: list[float] = []
@@ -264,15 +264,19 @@ class Shard:
                 group["lr"] *= scale
             state.step()
             group.update(rates)
+        self._look_after(state, watched=watched)
+        if before is not None and state.gap is not None:
+            state.gap_steps += 1
+            moved = wide(before).sub_(state.flat).abs_()
+            state.gap.lerp_(moved.clamp_(max=torch.finfo(moved.dtype).max), 1 / state.gap_steps)
+
+    def _look_after(self, state: SliceState, *, watched: bool) -> None:
+        """See that the update that was just made has not overflowed."""
         if watched and state.regular and not self._overflowed():
             state.alarms = 0
         else:
             self._check_updated(state)
             self._begin_watching(state)
-        if before is not None and state.gap is not None:
-            state.gap_steps += 1
-            moved = wide(before).sub_(state.flat).abs_()
-            state.gap.lerp_(moved.clamp_(max=torch.finfo(moved.dtype).max), 1 / state.gap_steps)
 
     def _watch(self, state: SliceState) -> bool:
         """Begin to watch for an overflow, if the slice's numbers are known to be finite."""
@@ -290,7 +294,7 @@ class Shard:
         They are not where every update raises one: then this is given up.
         """
         state.sound = False
-        if self._flags is None or protection.resting or state.flat.element_size() == 2 or state.flat.is_cuda:
+        if self._flags is None or protection.resting or state.flat.element_size() == 2:
             return
         state.alarms += 1
         if state.alarms <= _MOST_ALARMS:
@@ -392,16 +396,18 @@ class Shard:
 
     def _hand_over_mean(self, state: SliceState, mean: Tensor, contributions: Sequence[Contribution]) -> None:
         """A tensor is skipped only if no worker had a gradient for it; absent ones count as zero."""
-        missing = frozenset.intersection(*(c.missing for c in contributions))
-        if state.holds != mean.data_ptr() or missing:
-            start, item = state.piece.start, mean.element_size()
-            views = []
-            for g, tensor in zip(state.piece.segments, state.segments, strict=True):
-                first = (self.layout.byte_of(g)[0] - start) // item
-                views.append(mean[first : first + tensor.numel()].as_strided(tensor.shape, tensor.stride()))
-            self._hand_over(state, views, missing)
-            # The views stay valid: means lie where they lie as long as the shard is there.
-            state.holds = None if missing else mean.data_ptr()
+        self._hand_over_flat(state, mean, frozenset.intersection(*(c.missing for c in contributions)))
+
+    def _hand_over_flat(self, state: SliceState, flat: Tensor, missing: Collection[int]) -> None:
+        if state.holds == flat.data_ptr() and not missing:
+            return
+        views = [
+            flat[extent].as_strided(tensor.shape, tensor.stride())
+            for extent, tensor in zip(self._extents(state), state.segments, strict=True)
+        ]
+        self._hand_over(state, views, missing)
+        # The views stay valid: means lie where they lie as long as the shard is there.
+        state.holds = None if missing else flat.data_ptr()
 
     def reduce(self, contributions: Sequence[Contribution]) -> list[tuple[int, float]]:
         """First half of an update with a bound on the norm: means only. Returns (slice, sum of squares)."""
@@ -570,7 +576,7 @@ class Shard:
                         kept[what] = torch.empty_like(tensor)
                         fill(kept[what], value)
                     else:
-                        kept[what] = value.clone()
+                        kept[what] = for_kernel(value, tensor, state.optimizer.param_groups[0])
                 state.optimizer.state.pop(tensor, None)
                 if kept:
                     state.optimizer.state[tensor] = kept

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.params import Slice, dtype_named
 
-__all__ = ["Scratch", "SliceState", "detached", "fill"]
+__all__ = ["Scratch", "SliceState", "detached", "fill", "for_kernel"]
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class SliceState:
 class Scratch(threading.local):
     """Memory for one slice, for each lane its own."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._memory = torch.empty(nbytes, dtype=torch.uint8)
+    def __init__(self, nbytes: int, where: torch.device) -> None:
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=where)
 
     def of(self, piece: Slice) -> Tensor:
         return self._memory[: piece.nbytes].view(dtype_named(piece.dtype))
@@ -60,6 +60,12 @@ def detached(tensor: Tensor, elements: int) -> Tensor:
 def _dense(tensor: Tensor) -> bool:
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return reach == tensor.numel()
+
+
+def for_kernel(value: Tensor, tensor: Tensor, group: dict[str, Any]) -> Tensor:
+    """A copy of a count of steps, say, on the device where the parameter's optimizer kernel wants it."""
+    near = group.get("fused") or group.get("capturable")
+    return value.to(tensor.device, copy=True) if near else value.clone()
 
 
 def fill(tensor: Tensor, flat: Tensor) -> None:

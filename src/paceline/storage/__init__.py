@@ -2,8 +2,13 @@
 
 * **atomic.py** - `write_text_atomically`: a file that readers see whole or not at all.
 * **names.py** - `check_name`: refuses file names that are no text.
+* **plain_files.py** - `open_plain`, `read_bytes`: no links, pipes or devices, and no file without an end.
+* **json_files.py** - `parse_json`, `read_object`: JSON of bounded size and depth.
+* **typed_json.py** - `checked`: plain data against the types of a class.
 * **checkpoint.py** - `CheckpointWriter`, `load`, `latest`, `prune`: a run's state as a directory of
   safetensors and JSON files under one manifest of hashes.
+* **manifest.py** - `read_manifest`: what a checkpoint's manifest must hold.
+* **checkpoint_meta.py** - `check_meta`: what a run needs of a checkpoint to go on from it.
 
 Importing this package does not import torch, so a command that only lists checkpoints starts fast.
 """

@@ -11,7 +11,7 @@ __all__ = ["replacing", "sync_directory", "write_all", "write_text_atomically"]
 
 
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Replace `path` by `text` (UTF-8), durably.
+    """Replace `path` by `text` (UTF-8; half characters are written out), durably.
 
     A reader, or the next process after a crash or a power cut, finds either the old content or the
     new, never a part. Blocks for two fsyncs. Safe from several threads or processes: the last one
@@ -27,7 +27,7 @@ def write_text_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
-            write_all(descriptor, text.encode())
+            write_all(descriptor, text.encode(errors="backslashreplace"))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

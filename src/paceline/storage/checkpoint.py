@@ -18,14 +18,12 @@ Nothing here unpickles: parts are safetensors, the rest is JSON.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +34,19 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.exceptions import CheckpointError, UsageError
 from paceline.storage.atomic import sync_directory, write_all, write_text_atomically
+from paceline.storage.manifest import (
+    FORMAT,
+    MANIFEST,
+    UNUSABLE,
+    FileInfo,
+    check_file_name,
+    explained,
+    manifest_text,
+    parsed,
+    read_manifest,
+    to_text,
+)
+from paceline.storage.plain_files import check_directory, open_plain, plain_size, read_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,22 +58,16 @@ __all__ = [
     "CheckpointWriter",
     "FileInfo",
     "clean_temporary",
+    "committed",
     "latest",
     "load",
+    "new_directory",
     "prune",
     "write_part",
 ]
 
-FORMAT = 1
-"""Number of the layout described above; a manifest with another number is refused."""
-
-MANIFEST = "manifest.json"
-
-_MAX_MANIFEST_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20  # hashed, then written while still in the processor's cache
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMITTED = re.compile(r"version-([0-9]{12,18})(\.old)?")
 _TEMPORARY = re.compile(r"\.version-[0-9]{12,18}(\.old)?\.tmp-[0-9a-f]+")
 
@@ -86,16 +91,7 @@ DTYPES = {
     "torch.bool": "BOOL",
 }
 
-_UNUSABLE = "Resume from an earlier checkpoint, or restore this one from a copy."
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """What the manifest says of one file. All fields are JSON, so it travels between processes."""
-
-    name: str
-    sha256: str
-    bytes: int
+_MOST_JSON_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,17 +116,19 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         path = self._path(name)
-        with _explained("read", path):
+        with explained("read", path):
+            plain_size(path)
             try:
                 return load_file(path)
-            except SafetensorError as error:
-                raise CheckpointError(f"{path} is not safetensors: {error}. {_UNUSABLE}") from error
+            except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+                # Of a type that torch does not have, safetensors raises what it comes upon.
+                raise CheckpointError(f"{path} is not safetensors: {error!r:.200}. {UNUSABLE}") from error
 
     def json(self, name: str) -> Any:
         """The content of one JSON file."""
         path = self._path(name)
-        with _explained("read", path):
-            return _parse(path, path.read_bytes())
+        with explained("read", path):
+            return parsed(path, read_bytes(path, most=_MOST_JSON_BYTES))
 
     def _path(self, name: str) -> Path:
         if name not in self.files:
@@ -142,6 +140,11 @@ class Checkpoint:
         return self.path / name
 
 
+def new_directory(root: Path, version: int) -> Path:
+    """A name for the directory of a checkpoint in the making; no other call returns it."""
+    return _hidden(root / f"version-{version:012d}")
+
+
 class CheckpointWriter:
     """Writes one checkpoint: parts and JSON files in any order, then `commit` or `abort`.
 
@@ -151,22 +154,23 @@ class CheckpointWriter:
     Args:
         root: The run's checkpoints directory; made if it does not exist.
         version: Number of updates the state contains.
+        directory: Where the files are written until `commit`: one that `new_directory` named.
     """
 
-    def __init__(self, root: Path, version: int) -> None:
+    def __init__(self, root: Path, version: int, directory: Path | None = None) -> None:
         if not 0 <= version < 10**18:
             raise UsageError(f"a checkpoint's version must be from 0 to 10^18 - 1, got {version}")
         self.root = root
         self.version = version
-        self.dir = _hidden(root / f"version-{version:012d}")
+        self.dir = directory or new_directory(root, version)
         self._files: dict[str, FileInfo] = {}
         self._lock = threading.Lock()
         self._ended = ""
-        with _explained("create", self.dir):
+        with explained("create", self.dir):
             if not root.exists():
-                root.mkdir(parents=True, exist_ok=True)
+                root.mkdir(parents=True, exist_ok=True, mode=0o700)
                 sync_directory(root.parent)
-            os.mkdir(self.dir)
+            os.mkdir(self.dir, 0o700)
 
     def write_part(self, name: str, tensors: Mapping[str, "Tensor"]) -> FileInfo:
         """Write tensors into `name` (which ends in .safetensors); see the function `write_part`."""
@@ -176,14 +180,14 @@ class CheckpointWriter:
 
     def write_json(self, name: str, value: Any) -> FileInfo:
         """Write a JSON value into `name` (which ends in .json). Keys become strings."""
-        _check_name(name, ".json")
-        info = _write_file(self.dir / name, [_json(name, value).encode()])
+        check_file_name(name, ".json")
+        info = _write_file(self.dir / name, [to_text(name, value).encode()])
         self.add(info)
         return info
 
     def add(self, info: FileInfo) -> None:
         """Take in a file that another process wrote into `dir`."""
-        _check_name(info.name)
+        check_file_name(info.name)
         with self._lock:
             self._check_open()
             if info.name in self._files:
@@ -198,21 +202,11 @@ class CheckpointWriter:
         final = self.root / f"version-{self.version:012d}"
         with self._lock:
             self._check_open()
-            with _explained("commit", self.dir):
+            with explained("commit", self.dir):
                 self._check_files()
-                manifest = {
-                    "format": FORMAT,
-                    "version": self.version,
-                    "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-                    "files": {
-                        name: {"sha256": info.sha256, "bytes": info.bytes}
-                        for name, info in sorted(self._files.items())
-                    },
-                    # As it will be read: JSON turns integer keys to text, which sorts differently.
-                    "meta": json.loads(_json(MANIFEST, dict(meta))),
-                }
-                manifest["digest"] = _digest(manifest)
-                write_text_atomically(self.dir / MANIFEST, _json(MANIFEST, manifest))
+                created = datetime.now(UTC).isoformat(timespec="microseconds")
+                text = manifest_text(self.version, created, self._files, meta)
+                write_text_atomically(self.dir / MANIFEST, text, mode=0o600)
                 _publish(self.dir, final)
             self._ended = "committed"
         return final
@@ -264,7 +258,7 @@ def write_part(
         before_write: called before each of the writes (1 MB at most) with its bytes, to follow how it gets
             on; an OSError from it is the disk's (faults on purpose).
     """
-    _check_name(name, ".safetensors")
+    check_file_name(name, ".safetensors")
     chunks = _safetensors(directory / name, tensors)
     return _write_file(directory / name, chunks if before_write is None else _each(chunks, before_write))
 
@@ -277,31 +271,38 @@ def load(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: Something is missing, truncated, altered or of an unknown format.
     """
-    checkpoint = _read_manifest(path)
+    checkpoint = _opened(path)
     for info in checkpoint.files.values():
         _verify_size(path / info.name, info)
-        with _explained("read", path / info.name), open(path / info.name, "rb") as file:
+        with explained("read", path / info.name), open(open_plain(path / info.name), "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != info.sha256:
             raise CheckpointError(
                 f"{path / info.name} was altered: its sha256 is {sha256}, "
-                f"the manifest says {info.sha256}. {_UNUSABLE}"
+                f"the manifest says {info.sha256}. {UNUSABLE}"
             )
     return checkpoint
 
 
 def latest(
-    root: Path, *, on_refused: Callable[[Path, CheckpointError], None] | None = None
+    root: Path,
+    *,
+    on_refused: Callable[[Path, CheckpointError], None] | None = None,
+    check: Callable[[Checkpoint], object] | None = None,
 ) -> Checkpoint | None:
     """The checkpoint of the highest version that verifies, or None if there is none.
 
     Args:
         root: The run's checkpoints directory; it need not exist.
         on_refused: Called for each one that is passed over, newest first, with the reason.
+        check: Called for each one that verifies; one for which it raises CheckpointError is passed over, too.
     """
-    for path in _committed(root):
+    for path in committed(root):
         try:
-            return load(path)
+            found = load(path)
+            if check is not None:
+                check(found)
+            return found
         except CheckpointError as error:
             if on_refused is not None:
                 on_refused(path, error)
@@ -316,11 +317,11 @@ def prune(root: Path, keep: int) -> None:
     """
     if keep < 1:
         raise UsageError(f"checkpoints to keep must be at least 1, got {keep}")
-    paths = _committed(root)
+    paths = committed(root)
     complete = []
     for path in paths:
         with contextlib.suppress(CheckpointError):
-            checkpoint = _read_manifest(path)
+            checkpoint = _opened(path)
             for info in checkpoint.files.values():
                 _verify_size(path / info.name, info)
             complete.append(checkpoint)
@@ -330,27 +331,27 @@ def prune(root: Path, keep: int) -> None:
     newest_work = max(complete, key=lambda checkpoint: checkpoint.created).path
     for path in paths[paths.index(oldest) + 1 :]:
         if path != newest_work:
-            with _explained("remove", path):
+            with explained("remove", path):
                 _discard(path)
 
 
 def discard_after(root: Path, version: int) -> None:
     """Remove the checkpoints of higher versions: what they hold is of no use."""
-    for path in _committed(root):
+    for path in committed(root):
         found = _COMMITTED.fullmatch(path.name)
         if found is not None and int(found[1]) > version:
-            with _explained("remove", path):
+            with explained("remove", path):
                 _discard(path)
 
 
 def clean_temporary(root: Path) -> None:
     """Remove what killed processes left behind. Only while no process writes a checkpoint in `root`."""
-    committed = _committed(root)
-    with _explained("clean", root):
+    whole = committed(root)
+    with explained("clean", root):
         for path in list(root.iterdir()) if root.exists() else []:
             if _TEMPORARY.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)  # a server that is told late may still write there
-            elif path.suffix == ".old" and path.with_suffix("") in committed:
+            elif path.suffix == ".old" and path.with_suffix("") in whole:
                 # Its replacement got its name only when it was complete.
                 _discard(path)
 
@@ -397,8 +398,8 @@ def _each(chunks: Iterable[bytes | memoryview], call: Callable[[int], None]) -> 
 def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileInfo:
     sha256 = hashlib.sha256()
     size = 0
-    with _explained("write", path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    with explained("write", path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             for chunk in chunks:
                 sha256.update(chunk)
@@ -414,84 +415,41 @@ def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileInfo:
     return FileInfo(path.name, sha256.hexdigest(), size)
 
 
-def _read_manifest(path: Path) -> Checkpoint:
-    file = path / MANIFEST
-    with _explained("read", file):
-        size = _size(file)
-        if size > _MAX_MANIFEST_BYTES:
-            raise CheckpointError(
-                f"{file} has {size} bytes, at most {_MAX_MANIFEST_BYTES} are read. {_UNUSABLE}"
-            )
-        manifest = _parse(file, file.read_bytes())
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{file} is not a JSON object. {_UNUSABLE}")
-    if type(manifest.get("format")) is not int or manifest["format"] != FORMAT:
-        raise CheckpointError(
-            f"{file} has format {manifest.get('format')!r}, this Paceline reads format {FORMAT}. "
-            "Use the version of Paceline that wrote it, or an earlier checkpoint."
-        )
-    stored, computed = manifest.get("digest"), _digest(manifest)
-    if stored != computed:
-        raise CheckpointError(
-            f"{file} was altered: its content has digest {computed}, it says {stored}. {_UNUSABLE}"
-        )
-    # The digest only finds accidents: an attacker who alters a manifest makes a new digest.
-    try:
-        checkpoint = _checkpoint_of(path, manifest)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{file} does not describe a checkpoint: {error!r}. {_UNUSABLE}") from error
+def _opened(path: Path) -> Checkpoint:
+    """A checkpoint of which only the manifest was read."""
+    manifest = read_manifest(path)
     match = _COMMITTED.fullmatch(path.name)
-    if match and int(match[1]) != checkpoint.version:
+    if match and int(match[1]) != manifest.version:
         raise CheckpointError(
-            f"{file} is of version {checkpoint.version}, its directory's name says {match[1]}: "
-            f"it was moved there. {_UNUSABLE}"
+            f"{path / MANIFEST} is of version {manifest.version}, its directory's name says {match[1]}: "
+            f"it was moved there. {UNUSABLE}"
         )
-    return checkpoint
-
-
-def _checkpoint_of(path: Path, manifest: dict[str, Any]) -> Checkpoint:
-    version, created, meta = manifest["version"], manifest["created"], manifest["meta"]
-    if type(version) is not int or version < 0:
-        raise ValueError(f"version {version!r}")
-    if not isinstance(created, str) or not isinstance(meta, dict):
-        raise ValueError("created must be text and meta an object")
-    if not isinstance(manifest["files"], dict):
-        raise ValueError("files must be an object")
-    files = {}
-    for name, entry in manifest["files"].items():
-        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
-            raise ValueError(f"file name {name!r}")
-        sha256, size = entry["sha256"], entry["bytes"]
-        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-            raise ValueError(f"sha256 {sha256!r} of {name}")
-        if type(size) is not int or size < 0:
-            raise ValueError(f"bytes {size!r} of {name}")
-        files[name] = FileInfo(name, sha256, size)
-    return Checkpoint(path=path, version=version, created=created, meta=meta, files=files)
+    return Checkpoint(
+        path=path,
+        version=manifest.version,
+        created=manifest.created,
+        meta=manifest.meta,
+        files=manifest.files,
+    )
 
 
 def _verify_size(path: Path, info: FileInfo) -> None:
-    with _explained("read", path):
-        size = _size(path)
+    with explained("read", path):
+        size = plain_size(path)
     if size != info.bytes:
         change = "truncated" if size < info.bytes else "altered"
         raise CheckpointError(
-            f"{path} was {change}: it has {size} bytes, the manifest says {info.bytes}. {_UNUSABLE}"
+            f"{path} was {change}: it has {size} bytes, the manifest says {info.bytes}. {UNUSABLE}"
         )
 
 
-def _size(path: Path) -> int:
-    status = os.lstat(path)
-    # A link could lead out of the directory; a pipe would block the reader.
-    if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(f"{path} is not a plain file. {_UNUSABLE}")
-    return status.st_size
-
-
-def _committed(root: Path) -> list[Path]:
+def committed(root: Path) -> list[Path]:
     """Committed checkpoints, the highest version first, a replaced one after its replacement."""
-    with _explained("list", root):
-        names = os.listdir(root) if root.exists() else []
+    with explained("list", root):
+        names = []
+        with contextlib.suppress(FileNotFoundError):
+            check_directory(root)
+            names = os.listdir(root)
     matches = filter(None, map(_COMMITTED.fullmatch, names))
     ordered = sorted(matches, key=lambda match: (int(match[1]), match[2] is None), reverse=True)
     return [root / match[0] for match in ordered]
@@ -510,6 +468,9 @@ def _publish(temporary: Path, final: Path) -> None:
 
 
 def _discard(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+        return
     # Renamed first: a kill in the middle must not leave a half-removed checkpoint under its name.
     hidden = _hidden(path)
     os.rename(path, hidden)
@@ -518,59 +479,3 @@ def _discard(path: Path) -> None:
 
 def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
-
-
-def _check_name(name: str, suffix: str = "") -> None:
-    if not _FILE_NAME.fullmatch(name) or name == MANIFEST or not name.endswith(suffix):
-        ending = f", ends in {suffix}" if suffix else ""
-        raise CheckpointError(
-            f"{name!r} cannot be a file of a checkpoint: a name has 1 to 200 of the characters "
-            f"A-Z a-z 0-9 . _ -, starts with a letter or digit{ending}, and is not {MANIFEST}"
-        )
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in manifest.items() if key != "digest"}
-    return hashlib.sha256(_json(MANIFEST, rest, sort_keys=True).encode()).hexdigest()
-
-
-def _json(name: str, value: Any, *, sort_keys: bool = False) -> str:
-    try:
-        return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{name}: the value is not JSON ({error}); tensors belong in a part, "
-            "NaN and infinity cannot be kept"
-        ) from error
-
-
-def _parse(path: Path, data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}. {_UNUSABLE}") from error
-
-
-@contextlib.contextmanager
-def _explained(action: str, path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into a CheckpointError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        where = error.filename or path
-        raise CheckpointError(f"cannot {action} {where}: {reason}. {_advice(error)}") from error
-
-
-def _advice(error: OSError) -> str:
-    match error.errno:
-        case errno.ENOSPC | errno.EDQUOT:
-            return "Free space there, or choose a run directory on a larger disk (--run-dir)."
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"Give user {os.geteuid()} permission there, or choose another run directory (--run-dir)."
-        case errno.ENOENT | errno.ENOTDIR:
-            return "The checkpoint was removed, aborted or never finished; use another one."
-        case errno.EEXIST:
-            return "Something of that name is there already; a checkpoint's file is written once."
-        case _:
-            return "Check the disk, or choose another run directory (--run-dir)."

@@ -3,6 +3,7 @@
 * `engine.py` KeptEngine: an engine whose fork server serves many runs, so that a run starts in a second.
 * `environment.py` a variable of the environment, for a while.
 * `injected_faults.py` faulty, random_faults: roles that die, stop, slow down or send nonsense, at a step.
+* `host_device.py` HostDevice: takes a GPU's place, on the CPU.
 * `impaired_links.py` LinkConditions, impaired, slow_links: links with latency and a limited rate.
 * `simulated.py` SimulatedRun: a whole run in one process and in virtual time.
 """

@@ -15,7 +15,9 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
+from paceline.comm import Connection
 from paceline.comm.faults import Faults
+from paceline.comm.fence import Fence
 from paceline.core.decider import Decider
 from paceline.core.descent import Descent
 from paceline.core.events import Answered, Push, Spoiled
@@ -38,7 +40,7 @@ from paceline.ps.outcomes import (
     VectorAnswers,
 )
 from paceline.ps.peers import WorkerPeer
-from paceline.ps.shard import Gradients, Shard
+from paceline.ps.shard import Copy, Gradients, Shard
 from paceline.worker.steppers import (
     Request,
     Stepper,
@@ -70,12 +72,16 @@ class _Worker:
     idle_since: float = 0.0
 
 
-class _SimulatedPeer(WorkerPeer):
-    """A worker as the executor sees it: its gradients and its copy of the parameters are in this process.
+class _SimulatedCarrier:
+    """A worker's gradients and its copy of the parameters are in this process.
 
     Args:
         admitted: called with the worker, the version, and whether it has fresh parameters.
     """
+
+    checked = False
+    streams = False
+    has_thread = False
 
     def __init__(
         self,
@@ -84,17 +90,35 @@ class _SimulatedPeer(WorkerPeer):
         copy: list[Tensor],
         admitted: Callable[[int, int, bool], None],
     ) -> None:
-        no_link: Any = None
-        super().__init__(no_link, worker, incarnation=0)
-        self.gradients, self.copy = gradients, copy
+        self.gradients = gradients
+        self.copy: Copy | None = copy
+        self._worker = worker
         self._admitted = admitted
-        self._version = 0
+        self._reply = (0, False)
 
-    def start_admit(self, body: dict[str, Any]) -> None:
-        self._version = body["version"]
+    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
+        self._reply = body["version"], fetch
+        return (self.copy,) if fetch and self.copy is not None else ()
 
-    def end_admit(self) -> None:
-        self._admitted(self.worker, self._version, self.fetches)
+    def end_reply(self) -> None:
+        self._admitted(self._worker, *self._reply)
+
+    def ready(self, message: dict[str, Any]) -> Fence | None:
+        return None
+
+    def pushed_parameters(self) -> Sequence[Tensor]:
+        raise NotImplementedError("a simulated run has servers")
+
+    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+        """Nothing: it has no link, as below."""
+
+    def slice_ready(self, position: int) -> None: ...
+    def read_in_place(self, in_place: bool) -> None: ...
+    def refit(self, shard: Shard) -> None: ...
+    def skip(self) -> None: ...
+    def resume(self, connection: Connection, received: int) -> None: ...
+    def release(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class SimulatedRun:
@@ -190,7 +214,9 @@ class SimulatedRun:
         )
         self._workers[rank] = _Worker(rank, model, stepper)
         gradients = Gradients(slot, layout, layout.slices)
-        peer = _SimulatedPeer(rank, gradients, self._shard.flats(base), self._admitted)
+        no_link: Any = None
+        carrier = _SimulatedCarrier(rank, gradients, self._shard.flats(base), self._admitted)
+        peer = WorkerPeer(no_link, rank, 0, carrier)
         self._executor.peers[rank] = peer
         self._executor.keep_backup(peer)
 
@@ -343,7 +369,7 @@ class SimulatedRun:
         here, peer = self._executor.pushed, self._executor.peers[worker.rank]
         for older in [p for p, pushed in here.items() if pushed.peer is peer and not pushed.held]:
             del here[older]
-        here[push.id] = Pushed(peer, peer.gradients, push.void, frozenset(request.missing))
+        here[push.id] = Pushed(peer, peer.carrier.gradients, push.void, frozenset(request.missing))
         self._act(self._decider.push(push))
 
     def _admitted(self, rank: int, version: int, fresh: bool) -> None:
@@ -364,7 +390,7 @@ class SimulatedRun:
     def _fetch(self, worker: _Worker) -> None:
         peer = self._executor.peers[worker.rank]
         worker.read_version = self._decider.version
-        self._shard.update((), None, [copy for copy in (peer.copy, peer.backup) if copy is not None])
+        self._shard.update((), None, [copy for copy in (peer.carrier.copy, peer.backup) if copy is not None])
 
     # --- the servers ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ The session, which `paceline.prepare` and the script's other calls talk to:
 * `run_settings.py`    RunSettings: what a worker knows before its script begins.
 * `prepared.py`        Prepared: the arguments of prepare(), sorted; Models: several models as one.
 * `parameter_space.py` ParameterSpace: the trained parameters and their layout.
+* `device_placement.py` DevicePlacement: puts models and batches on the device that the job names.
 * `model_memory.py`    ModelMemory: where parameters and gradients lie, on the device and on the host.
 * `optimizer_side.py`  OptimizerSide: one optimizer of the script, what it trains and how it steps.
 * `script_optimizer.py` makes the user's optimizer exchange instead of update.

@@ -8,9 +8,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from paceline.core.modes import ModeSpec
+from paceline.exceptions import UsageError
+from paceline.worker.exchange.entry import DataFacts
 from paceline.worker.script_state import KeptState
 
-__all__ = ["EpochCounter", "RemainingEpochs"]
+__all__ = ["EpochCounter", "RemainingEpochs", "check_has_epochs"]
 
 log = logging.getLogger("paceline.worker")
 
@@ -107,3 +110,17 @@ class EpochCounter:
                 self._loader.next_epoch,
                 epoch,
             )
+
+
+def check_has_epochs(mode: ModeSpec, data: DataFacts | None) -> None:
+    """Modes that deal out the samples of an epoch need to know them."""
+    if data is None or "samples" not in data:
+        problem = (
+            "prepare() got no DataLoader: pass it the training loader"
+            if data is None
+            else "an IterableDataset has no length: use a map-style data set"
+        )
+        does = (
+            "makes one step of the gradient of a whole epoch" if mode.by_epoch else "deals batches by speed"
+        )
+        raise UsageError(f"mode {mode} {does}, and {problem}, or use a mode such as bsp or asp.")

@@ -143,6 +143,8 @@ class _Prepared(Wrapped):
     def __init__(self, loader: DataLoader[Any], source: LeaseSource) -> None:
         super().__init__(loader)
         self._source = source
+        self.place: Callable[[Any], Any] | None = None
+        """Moves a batch to the models' device; None leaves it where it is."""
         self._epoch = 0
         self._reading: weakref.ref[_Iteration] | None = None
 
@@ -216,7 +218,7 @@ class _Iteration:
                 "at a batch, iterate over the loader that was given to prepare()."
             ) from None
         self._any = True
-        return batch
+        return batch if self._loader.place is None else self._loader.place(batch)
 
     def supersede(self) -> None:
         """Another iteration begins."""

@@ -56,6 +56,8 @@ class WorkerConfig:
     threads: int
     pin: bool = False
     """Stay on CPU cores of its own."""
+    device: str | None = None
+    """Where prepare() puts models; None: they stay where the script put them."""
     groups: tuple[Sequence[int], ...] = ()
     compress: str = "none"
     compress_replies: bool = False
@@ -167,6 +169,7 @@ def run_worker(
             servers=config.servers,
             mode=config.mode,
             seed=config.seed,
+            device=config.device,
             optimizers=config.optimizers,
             transfer=transfer,
             tells_norms=config.tells_norms,

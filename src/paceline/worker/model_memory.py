@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from paceline.exceptions import UsageError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Lane
 from paceline.worker.exchange.client import Client
+from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.optimizer_side import OptimizerSide
 from paceline.worker.parameter_space import ParameterSpace
 from paceline.worker.steppers import GroupMemory, StepperMemory
@@ -48,7 +50,7 @@ class ModelMemory:
                 "the model on the CPU and use link auto or shm, or a mode such as asp."
             )
         slot, base = self._slot, self._fresh
-        if device.type != "cpu":  # the servers' memory is on the host: keep flat mirrors on the device
+        if device != slot.device:  # the servers' memory is on the host: keep flat mirrors on the device
             slot = torch.zeros(space.layout.nbytes, dtype=torch.uint8, device=device)
             base = self._fresh.to(device)
             _pin(self._slot)
@@ -63,7 +65,7 @@ class ModelMemory:
             if base is self._fresh and self._several:
                 base = base.clone()  # what an optimizer fetches must not change what another one started from
             near = base.clone()
-        self.views = StepperMemory(slot, base, near)
+        self.views = StepperMemory(slot, base, near, client.memory.checks_gradients)
         space.bind_to(near)
 
     def _group_memory(self, slot: Tensor, base: Tensor) -> GroupMemory:
@@ -73,7 +75,9 @@ class ModelMemory:
             mine = GroupMemory.of(Region.create(2 * layout.nbytes), layout, base.device)
             mine.near.copy_(base)
             return mine
-        return GroupMemory(self._client.memory.region, slot, self._slot, base, self._fresh)
+        memory = self._client.memory
+        assert isinstance(memory, ExchangeMemory), "servers of groups are in host memory"
+        return GroupMemory(memory.region, slot, self._slot, base, self._fresh)
 
     @property
     def is_mirrored(self) -> bool:
@@ -114,7 +118,7 @@ class ModelMemory:
         if fresh.data_ptr() == self._fresh.data_ptr():
             return
         if self.views.base is self._fresh:
-            self.views = StepperMemory(self.views.slot, fresh, fresh)
+            self.views = replace(self.views, base=fresh, near=fresh)
             self._space.bind_to(fresh)
             self._client.forget_private_writes()
             for side in sides:

@@ -61,6 +61,13 @@ class OptimizerSide:
         """Samples that its steps since its last push were computed from."""
         self.version = 0
         """The version of the parameters that it fetched last."""
+        self.zeroed = False
+        """Whether its gradients were zeroed since the last backward pass began."""
+
+    @property
+    def without_gradients(self) -> bool:
+        """Whether none of its parameters has a gradient."""
+        return all(p.grad is None for p in self.parameters)
 
     def infos(self) -> list[TensorInfo | None]:
         """Of the optimizer's parameters, in its order; None for those that are not trained."""

@@ -60,8 +60,3 @@ class ParameterSpace:
                 f"parameter {name!r} held NaN or Inf {when}, and servers train finite parameters only. If "
                 "that is meant (a mask, say), make it a buffer or freeze it."
             )
-
-    @property
-    def without_gradients(self) -> bool:
-        """Whether no parameter has a gradient."""
-        return all(p.grad is None for p in self.parameters)

@@ -19,6 +19,8 @@ class RunSettings:
     mode: str
     """The mode that the run began with."""
     seed: int
+    device: str | None = None
+    """Where prepare() puts models; None: they stay where the script put them."""
     optimizers: tuple[str, ...] = ()
     """Optimizers of other packages that servers may run."""
     transfer: Transfer = field(default_factory=Transfer)

@@ -20,6 +20,7 @@ __all__ = [
     "ExchangingOptimizer",
     "StateDict",
     "as_loaded",
+    "as_made",
     "has_history",
     "make_exchanging",
     "pack_state",
@@ -170,6 +171,21 @@ def as_loaded(state: StateDict, infos: Sequence[TensorInfo | None], *, fused: bo
             elif isinstance(value, Tensor) and value.is_floating_point():
                 loaded[index][what] = value.to(dtype_named(info.dtype))
     return {**state, "state": loaded}
+
+
+def as_made(state: StateDict, *, fused: bool) -> StateDict:
+    """The state_dict of an optimizer that has made steps, with the dtypes that its kernels need.
+
+    Unlike a load, this converts nothing but step counts for fused kernels. NAdam keeps the product of its
+    momenta and ASGD its rate in the default dtype, whatever the parameter's is.
+
+    Args:
+        fused: whether the servers use fused kernels.
+    """
+    kept = {index: dict(values) for index, values in state["state"].items()}
+    for values in kept.values() if fused else ():
+        narrow_step(values)
+    return {**state, "state": kept}
 
 
 def unpack_state(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.collective import GroupLinks
+from paceline.comm.device import device_of
 from paceline.comm.faults import OF_FRAMES
 from paceline.comm.protection import protection
 from paceline.core.modes import ModeSpec
@@ -18,10 +19,11 @@ from paceline.params import OptimizerSpec
 from paceline.worker.account import Account
 from paceline.worker.alone import AloneSession, Session, offer_no_sync, order_seed
 from paceline.worker.checkpoint_part import epoch_of, steps_of
-from paceline.worker.epochs import EpochCounter, RemainingEpochs
+from paceline.worker.device_placement import DevicePlacement
+from paceline.worker.epochs import EpochCounter, RemainingEpochs, check_has_epochs
 from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.encoders import lay_out, without_momentum
-from paceline.worker.exchange.entry import Adopted, DataFacts, Entry, ModelOffer
+from paceline.worker.exchange.entry import Adopted, Entry, ModelOffer
 from paceline.worker.gathered_values import Collectives
 from paceline.worker.joined_run import JoinedRun, ScriptPart
 from paceline.worker.leased_data import LeasedData
@@ -37,6 +39,7 @@ from paceline.worker.schedules import Schedules
 from paceline.worker.script_optimizer import (
     StateDict,
     as_loaded,
+    as_made,
     has_history,
     make_exchanging,
     pack_state,
@@ -80,6 +83,7 @@ class RunSession(Session):
         self._telemetry = telemetry
         self._lane = telemetry.lane
         self._group_links = group
+        self._placement = DevicePlacement(settings.device, settings.rank)
         self._account = Account()
         self._view = TrainingView(settings, self.kept)
         self.schedules = Schedules(self._view, self._account.passed_over)
@@ -146,6 +150,7 @@ class RunSession(Session):
         again.
         """
         got = self._check_prepared(objects)
+        self._placement.place(objects)
         if self.prepared:
             self._leave_for_more()
         self._objects += objects
@@ -196,7 +201,7 @@ class RunSession(Session):
         data = data_facts(got.loader) if got.loader is not None else None
         self._has_loader = data is not None
         if self.mode.by_epoch or self.mode.deals_by_speed:
-            _check_has_epochs(self.mode, data)
+            check_has_epochs(self.mode, data)
         return space, ModelOffer(
             layout=layout,
             spec=spec,
@@ -204,6 +209,7 @@ class RunSession(Session):
             state_keys=[*models.state()],
             models=len(models),
             calls=self._calls,
+            device=device_of(parameters[0].device, self._settings.device),
         )
 
     def _served_for(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -266,7 +272,8 @@ class RunSession(Session):
         elif self.rank == 0 and not run.resumption.replaying and not runs_here(mode):
             for side in self._sides:
                 if has_history(side.optimizer):
-                    self.load_optimizer_state(side, side.optimizer.local_state())  # type: ignore[attr-defined]
+                    own = side.optimizer.local_state()  # type: ignore[attr-defined]
+                    self._give_state(side, as_made(own, fused=side.fused))
 
     def _make_load_hook(self, space: ParameterSpace) -> Callable[[nn.Module, Any], None]:
         """A plain function: a copy of a model keeps it as it is, where it does no harm."""
@@ -292,6 +299,8 @@ class RunSession(Session):
             group_start=self.rank if group is None else group.root,
             version=self._joined_at or 0,
         )
+        if self._placement.where is not None:
+            self._view.loader.place = self._placement.batch
         return self._view.loader
 
     def _leave_for_more(self) -> None:
@@ -390,16 +399,19 @@ class RunSession(Session):
                     p.grad = p.grad * (float("nan") if kind == "nan" else 1e4)
 
     def zeroed(self, optimizer: torch.optim.Optimizer) -> None:
-        """The script zeroed an optimizer's gradients."""
+        """The script zeroed an optimizer's gradients: removed them, or filled them with zeros."""
         if self._account.accumulating:
-            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if all(p.grad is None for p in self._joined().space.parameters if id(p) not in own):
+            for side in self._sides:
+                side.zeroed |= side.optimizer is optimizer
+            if all(side.zeroed or side.without_gradients for side in self._sides):
                 self._account.zeroed()
 
     def _find_zeroed(self) -> None:
-        """A backward pass begins: the script may have zeroed gradients without the optimizer's help."""
-        if self._account.accumulating and self._joined().space.without_gradients:
+        """A backward pass begins: the script may have removed gradients without the optimizer's help."""
+        if self._account.accumulating and all(side.without_gradients for side in self._sides):
             self._account.zeroed()
+        for side in self._sides:
+            side.zeroed = False
 
     def optimizer_state(self, side: OptimizerSide) -> StateDict:
         """The optimizer's state_dict, with the state from where the optimizer runs."""
@@ -423,11 +435,16 @@ class RunSession(Session):
                 f"the optimizer state has {sum(len(g['params']) for g in state['param_groups'])} parameters, "
                 f"this optimizer has {len(infos)}."
             )
-        if mode.by_epoch:  # what torch's LBFGS remembers does not fit: settings only
-            state = {**state, "state": {}}
         if type(side.optimizer).__module__.startswith("torch.optim."):
             state = as_loaded(state, infos, fused=side.fused)
-        run.client.load_optimizer_state(pack_state(state, infos), side.index)
+        self._give_state(side, state)
+
+    def _give_state(self, side: OptimizerSide, state: StateDict) -> None:
+        """Make the servers take over an optimizer state_dict, with the dtypes that it has."""
+        run = self._joined()
+        if run.memory.mode.by_epoch:  # what torch's LBFGS remembers does not fit: settings only
+            state = {**state, "state": {}}
+        run.client.load_optimizer_state(pack_state(state, side.infos()), side.index)
         for group, saved in zip(side.optimizer.param_groups, state["param_groups"], strict=True):
             group.update({k: v for k, v in saved.items() if k != "params"})
         run.exchange.send_settings_again()
@@ -500,7 +517,10 @@ class RunSession(Session):
             return readers.index(self.rank), len(readers)
 
         planned = self.rank % self.world_size, self.world_size
-        return ValidationLoader(loader, seed=self._settings.seed, planned=planned, find_place=find_place)
+        made = ValidationLoader(loader, seed=self._settings.seed, planned=planned, find_place=find_place)
+        if self._placement.where is not None:
+            made.place = self._placement.batch
+        return made
 
     def gather(self, place: str, text: str) -> dict[int, str]:
         """The values of all workers that call at this place of the script, by rank."""
@@ -556,20 +576,6 @@ def _whole(samples: Any) -> int:
             "another name."
         )
     return int(samples)
-
-
-def _check_has_epochs(mode: ModeSpec, data: DataFacts | None) -> None:
-    """Modes that deal out the samples of an epoch need to know them."""
-    if data is None or "samples" not in data:
-        problem = (
-            "prepare() got no DataLoader: pass it the training loader"
-            if data is None
-            else "an IterableDataset has no length: use a map-style data set"
-        )
-        does = (
-            "makes one step of the gradient of a whole epoch" if mode.by_epoch else "deals batches by speed"
-        )
-        raise UsageError(f"mode {mode} {does}, and {problem}, or use a mode such as bsp or asp.")
 
 
 _current: Session | None = None

@@ -56,6 +56,8 @@ class ValidationLoader(Wrapped):
     ) -> None:
         check_validation(loader)
         super().__init__(loader)
+        self.place: Callable[[Any], Any] | None = None
+        """Moves a batch to the models' device; None leaves it where it is."""
         self._find_place = find_place
         self._planned = planned
         self._seed = seed
@@ -75,9 +77,11 @@ class ValidationLoader(Wrapped):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         place = self._find_place()
         if self._part is None:
-            return self._every(*place)
-        self._part.place = place
-        return iter(self._inner)
+            batches = self._every(*place)
+        else:
+            self._part.place = place
+            batches = iter(self._inner)
+        return batches if self.place is None else map(self.place, batches)
 
     def _every(self, first: int, readers: int) -> Iterator[Any]:
         """Of a stream, every so manieth batch: all workers read all of it, and must see the same."""

@@ -20,10 +20,13 @@ from paceline.comm.compression.message import Buffer, Reader, bytes_of
 from paceline.comm.compression.spec import CompressionSpec
 from paceline.exceptions import FrameError
 
-__all__ = ["QSGD_BUCKET", "Bfloat16", "Float16", "Plain", "Qsgd", "SignSgd", "TernGrad"]
+__all__ = ["QSGD_BUCKET", "Bfloat16", "Float8", "Float16", "Plain", "Qsgd", "SignSgd", "TernGrad"]
 
 QSGD_BUCKET = 512
 """Elements that share a norm in qsgd. The variance grows with its square root (Alistarh 2017, §4)."""
+
+_FP8_BUCKET = 512
+"""Elements that share a scale in fp8: one scale for a tensor would round its small rows to zero."""
 
 _CLIP = 2.5
 _TINY = 1e-15
@@ -67,6 +70,51 @@ class Bfloat16(Float16):
 
     code = 2
     wire = torch.bfloat16
+
+
+class Float8(Method):
+    """fp8: float8_e4m3fn, times the scale of a bucket of 512 elements, whose largest becomes ±448.
+
+    What is rounded off stays in the residual.
+    """
+
+    code = 10
+    wire = torch.float8_e4m3fn
+    largest = torch.finfo(wire).max
+
+    def __init__(self, form: Form, spec: CompressionSpec) -> None:
+        super().__init__(Form(form.pieces, form.dtype, _FP8_BUCKET), spec)
+        codes = torch.arange(256, dtype=torch.uint8)
+        self._numbers = codes.view(self.wire).to(self.form.work).numpy()
+        """The number that each of the 256 codes stands for."""
+
+    def encode(self, values: Tensor, dice: Dice) -> list[Buffer] | None:
+        form = self.form
+        peaks = [run.abs().amax(dim=1) for run in form.runs(values)]
+        scales = torch.cat([*peaks, torch.empty(0, dtype=form.work)]).div_(self.largest)
+        factors = scales.reciprocal()
+        factors[factors > form.limit] = 0.0  # of a bucket that is zero or next to it
+        scaled = values.clone()
+        form.multiply(scaled, factors)
+        sent = form.narrow(scaled, self.wire)
+        values.sub_(form.delivered(self._widened(sent, scales)))
+        return [bytes_of(scales), bytes_of(sent)]
+
+    def decode(self, reader: Reader, out: Tensor) -> None:
+        form = self.form
+        scales = reader.bounded(form.scales, form.work, form.limit)
+        sent = reader.tensor(form.size, self.wire)
+        reader.end()
+        out.copy_(form.narrow(self._widened(sent, scales)))
+        form.clear_gaps(out)
+
+    def _widened(self, sent: Tensor, scales: Tensor) -> Tensor:
+        """The elements that these stand for: both ends compute them alike."""
+        codes = sent.view(torch.uint8).numpy()
+        values = torch.from_numpy(np.take(self._numbers, codes, mode="clip"))  # torch takes 8 times as long
+        self.form.multiply(values, scales)
+        # Rounding may put the largest a little above what the dtype can hold.
+        return values.clamp_(-self.form.limit, self.form.limit)
 
 
 class TernGrad(Method):

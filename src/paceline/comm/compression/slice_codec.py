@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.comm.compression.dense import Bfloat16, Float16, Plain, Qsgd, SignSgd, TernGrad
+from paceline.comm.compression.dense import Bfloat16, Float8, Float16, Plain, Qsgd, SignSgd, TernGrad
 from paceline.comm.compression.form import Dice, Form, Method, Piece, is_finite
 from paceline.comm.compression.lowrank import PowerSgd
 from paceline.comm.compression.message import Reader
@@ -19,6 +19,7 @@ _METHODS: dict[str, type[Method]] = {
     "none": Plain,
     "fp16": Float16,
     "bf16": Bfloat16,
+    "fp8": Float8,
     "terngrad": TernGrad,
     "qsgd": Qsgd,
     "signsgd": SignSgd,

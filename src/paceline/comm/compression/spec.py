@@ -4,6 +4,7 @@
 |---------------|----------------------------------|----------------|-----------|
 | `none`        | the element itself               | nothing is lost |          |
 | `fp16` `bf16` | 16 bits                          | yes            |           |
+| `fp8`         | 8 bits, times its bucket's scale | yes            |           |
 | `terngrad`    | -1, 0 or 1 times the piece's scale | no: unbiased |           |
 | `qsgd:b`      | b bits, times its bucket's norm  | no: unbiased   | b = 4     |
 | `signsgd`     | a sign, times the piece's mean   | yes            |           |
@@ -18,21 +19,51 @@ in their papers: what they send is right on average, and feedback would make it 
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.exceptions import UsageError
 
-__all__ = ["CompressionSpec", "parse_compression", "refuse_useless"]
+__all__ = ["COMPRESSION_FORMS", "CompressionSpec", "parse_compression", "refuse_useless"]
 
-_PLAIN = ("none", "fp16", "bf16", "terngrad", "signsgd")
-_FRACTION = {"topk": 0.01, "dgc": 0.001, "sbc": 0.01}
-_BITS = 4
-_RANK = 1
-_NAMES = (*_PLAIN, "qsgd", *_FRACTION, "powersgd")
-_FORMS = (
-    "none, fp16, bf16, terngrad, signsgd, qsgd:B with B bits from 2 to 8, "
-    "topk:P, dgc:P or sbc:P with a fraction 0 < P <= 1 (topk:0.01 sends 1 %), powersgd:R with a rank R >= 1"
+
+@dataclass(frozen=True)
+class _Kind:
+    """A way to write gradients, as the text form knows it."""
+
+    number: str | None = None
+    """The field of CompressionSpec that the number after the colon is; None: it takes none."""
+    default: Any = None
+    """The number, if none is given."""
+    letter: str = ""
+    """The number in the list of valid forms."""
+    feedback: bool = True
+    """Whether an encoder keeps what it did not send."""
+    momentum: bool = False
+    """Whether the worker applies the momentum instead of the servers' optimizer."""
+    whole_tensors: bool = False
+    """Whether a slice that cuts a tensor spoils it."""
+
+
+_KINDS = {
+    "none": _Kind(feedback=False),
+    "fp16": _Kind(),
+    "bf16": _Kind(),
+    "fp8": _Kind(),
+    "terngrad": _Kind(feedback=False),
+    "signsgd": _Kind(),
+    "qsgd": _Kind("bits", 4, "B", feedback=False),
+    "topk": _Kind("fraction", 0.01, "P"),
+    "dgc": _Kind("fraction", 0.001, "P", momentum=True),
+    "sbc": _Kind("fraction", 0.01, "P"),
+    "powersgd": _Kind("rank", 1, "R", whole_tensors=True),
+}
+COMPRESSION_FORMS = tuple(f"{name}:{kind.letter}" if kind.number else name for name, kind in _KINDS.items())
+"""The valid texts, with a letter for a number."""
+_VALID = (
+    f"{', '.join(COMPRESSION_FORMS)}, where B is 2 to 8 bits, P a fraction 0 < P <= 1 (topk:0.01 sends 1 %) "
+    "and R a rank of at least 1"
 )
 
 
@@ -49,39 +80,41 @@ class CompressionSpec:
     """powersgd: columns of each factor."""
 
     def __post_init__(self) -> None:
-        if self.name not in _NAMES:
-            raise UsageError(f"there is no compression {self.name!r}. Valid: {_FORMS}")
+        if self.name not in _KINDS:
+            raise UsageError(f"there is no compression {self.name!r}. Valid: {_VALID}")
         given = {
             what
             for what, value in (("bits", self.bits), ("fraction", self.fraction), ("rank", self.rank))
             if value is not None
         }
-        takes = {"qsgd": "bits", "powersgd": "rank"}.get(
-            self.name, "fraction" if self.name in _FRACTION else None
-        )
+        takes = self._kind.number
         if given != ({takes} if takes else set()):
             raise UsageError(f"compression {self.name} takes {takes or 'no number'}, got {sorted(given)}")
         if self.bits is not None and not 2 <= self.bits <= 8:
-            raise UsageError(f"qsgd needs 2 to 8 bits for an element, got {self.bits}")
+            raise UsageError(f"{self.name} needs 2 to 8 bits for an element, got {self.bits}")
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise UsageError(f"{self.name} needs a fraction above 0 and up to 1, got {self.fraction}")
         if self.rank is not None and self.rank < 1:
-            raise UsageError(f"powersgd needs a rank of at least 1, got {self.rank}")
+            raise UsageError(f"{self.name} needs a rank of at least 1, got {self.rank}")
+
+    @property
+    def _kind(self) -> _Kind:
+        return _KINDS[self.name]
 
     @property
     def has_feedback(self) -> bool:
         """Whether an encoder keeps what it did not send: state that belongs in a checkpoint."""
-        return self.name not in ("none", "terngrad", "qsgd")
+        return self._kind.feedback
 
     @property
     def has_momentum(self) -> bool:
         """Whether the worker applies the momentum, so that the servers' optimizer must have none."""
-        return self.name == "dgc"
+        return self._kind.momentum
 
     @property
     def wants_whole_tensors(self) -> bool:
         """Whether a slice that cuts a tensor spoils it: such a part would be sent uncompressed."""
-        return self.name == "powersgd"
+        return self._kind.whole_tensors
 
     def __str__(self) -> str:
         if self.fraction is not None:
@@ -98,22 +131,20 @@ def parse_compression(text: str) -> CompressionSpec:
     """
     name, colon, number = str(text).strip().lower().partition(":")
     name, number = name.strip(), number.strip()
-    if name not in _NAMES:
-        near = difflib.get_close_matches(name, _NAMES, n=1)
+    if name not in _KINDS:
+        near = difflib.get_close_matches(name, _KINDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise _refusal(text, f"there is no such compression{hint}")
-    if name in _PLAIN:
+    kind = _KINDS[name]
+    if kind.number is None:
         if colon:
             raise _refusal(text, f"{name} takes no number")
         return CompressionSpec(name=name)
     if colon and not number:
         raise _refusal(text, "a number is missing after the colon")
+    read: Callable[[str], Any] = _fraction if kind.number == "fraction" else _count
     try:
-        if name in _FRACTION:
-            return CompressionSpec(name=name, fraction=_fraction(number) if colon else _FRACTION[name])
-        if name == "qsgd":
-            return CompressionSpec(name=name, bits=_count(number) if colon else _BITS)
-        return CompressionSpec(name=name, rank=_count(number) if colon else _RANK)
+        return CompressionSpec(name=name, **{kind.number: read(number) if colon else kind.default})
     except UsageError as error:
         raise _refusal(text, str(error)) from None
 
@@ -152,4 +183,4 @@ def _fraction(text: str) -> float:
 
 
 def _refusal(text: str, reason: str) -> UsageError:
-    return UsageError(f"compression {str(text)!r}: {reason}. Valid: {_FORMS}")
+    return UsageError(f"compression {str(text)!r}: {reason}. Valid: {_VALID}")

@@ -6,7 +6,7 @@ Runs that differ by their seed only are repetitions: they share a column, as mea
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ __all__ = [
     "compare",
 ]
 
+_MOST_METRICS = 100
 _UP = frozenset({"accuracy", "acc", "top1", "top5", "f1", "auc", "precision", "recall", "reward"})
 _DOWN = frozenset({"loss", "error", "perplexity", "mse", "mae", "rmse"})
 LONGEST_NAME = 40
@@ -146,9 +147,9 @@ def compare(runs: Sequence[Column]) -> list[Row]:
         ),
         _row("steps a second", runs, _steps_per_s, wording.count, "high"),
     ]
-    names = dict.fromkeys(name for each in every for name in each.run.status.metrics)
-    for name in names:
-        rows.append(_row(name, runs, _metric(name), wording.metric, better(name)))
+    logged = {id(each): each.run.status.metrics for each in every}
+    for name in list(dict.fromkeys(name for each in logged.values() for name in each))[:_MOST_METRICS]:
+        rows.append(_row(name, runs, _metric(name, logged), wording.metric, better(name)))
     rows += [
         _row("idleness", runs, _share(lambda facts: facts.idleness), wording.percent, "low"),
         _row("computation", runs, _share(lambda facts: facts.computation), wording.percent, "high"),
@@ -214,8 +215,8 @@ def better(metric: str) -> str:
     return "high" if parts & _UP else "low" if parts & _DOWN else ""
 
 
-def _metric(name: str) -> Value:
-    return lambda each: each.run.status.metrics.get(name)
+def _metric(name: str, logged: Mapping[int, Mapping[str, float]]) -> Value:
+    return lambda each: logged[id(each)].get(name)
 
 
 def _share(of: Callable[[Facts], float]) -> Value:

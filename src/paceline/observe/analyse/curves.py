@@ -87,10 +87,11 @@ def few(series: Sequence[Series]) -> list[Series]:
     ]
 
 
-def metric_curves(run: RunData, facts: Facts, *, over: str = "time") -> dict[str, list[Series]]:
+def metric_curves(run: RunData, facts: Facts, most: int, *, over: str = "time") -> dict[str, list[Series]]:
     """What the script logged, by metric, one curve a worker; `loss` first.
 
     Args:
+        most: number of metrics. A script may log tens of thousands, and nobody looks at so many curves.
         over: `time` (seconds since the first span) or `step` (of the worker; a step that was made again after
             the run went back has the value of the last time).
     """
@@ -99,15 +100,15 @@ def metric_curves(run: RunData, facts: Facts, *, over: str = "time") -> dict[str
         return {}
     began = facts.began or float(table["time"].min())
     found: dict[str, list[Series]] = {}
-    for name in sorted(table["name"].unique(), key=lambda each: (each != "loss", each)):
-        of_name = table[table["name"] == name]
-        for worker, rows in of_name.groupby("worker"):
-            at = (rows["time"] - began if over == "time" else rows["step"].astype(float)).to_numpy()
-            order = np.argsort(at, kind="stable")
-            values = rows["value"].to_numpy()[order]
-            curve = Series(f"worker:{worker}", at[order].tolist(), values.tolist())
-            found.setdefault(str(name), []).append(curve)
-    return found
+    names = sorted(table["name"].unique(), key=lambda each: (each != "loss", each))[:most]
+    # One pass over the rows, however many metrics there are.
+    for (name, worker), rows in table[table["name"].isin(names)].groupby(["name", "worker"], observed=True):
+        at = (rows["time"] - began if over == "time" else rows["step"].astype(float)).to_numpy()
+        order = np.argsort(at, kind="stable")
+        values = rows["value"].to_numpy()[order]
+        curve = Series(f"worker:{worker}", at[order].tolist(), values.tolist())
+        found.setdefault(str(name), []).append(curve)
+    return {str(name): found[str(name)] for name in names if str(name) in found}
 
 
 def throughput(run: RunData, facts: Facts) -> Series | None:

@@ -1,29 +1,46 @@
 """A run's tables, read back: while it runs, after its end, or after it was killed."""
 
-import contextlib
 import functools
-import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.observe.record.parquet_files import read_parquet
 from paceline.observe.record.phase import PHASES
+from paceline.observe.record.run_files import read_events, read_record, read_status, unix_time
 from paceline.observe.record.status import RunStatus
 from paceline.observe.record.tables import ROLES, TABLES, Table, columns, read_raw
 from paceline.observe.record.thinning import pushes_thinning
 from paceline.observe.record.values import COLUMNS, Values, read_values, standing
+from paceline.storage.plain_files import read_bytes, reason_of
+from paceline.storage.typed_json import AnyFloat, checked
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 __all__ = ["RunData"]
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
 PUSH_COLUMNS = ("version", "worker", "incarnation", "sequence", "read_version", "staleness", "samples")
+_MOST_PUSHES = 1 << 30
+"""Bytes of pushes.csv; half of --records-mb is for it."""
+_LONGEST_HEADER = 1000
+_NUMBER = re.compile(rb"-?[0-9]{1,17}")
+
+
+class _ToldMetrics(TypedDict):
+    """Metrics as versions before values.parquet kept them in events.jsonl."""
+
+    worker: int
+    clock: int | None
+    metrics: dict[str, AnyFloat]
 
 
 class RunData:
@@ -41,29 +58,28 @@ class RunData:
     @functools.cached_property
     def record(self) -> dict[str, Any]:
         """run.json: what was asked for."""
-        return self._json("run.json")
+        return self._read_json("run.json", read_record)
 
     @functools.cached_property
     def status(self) -> RunStatus:
         """status.json: where it stands."""
-        data = self._json("status.json")
+        data = self._read_json("status.json", read_status)
         try:
-            return RunStatus.from_json(data)
-        except (TypeError, ValueError, AttributeError) as error:
-            self._lacks(f"status.json cannot be understood ({error})")
+            return RunStatus.from_json({**data, "run_dir": str(self.path)})
+        except ValueError as error:
+            self._lacks(f"status.json cannot be understood ({reason_of(error)})")
             return RunStatus(run_dir=str(self.path))
 
     @functools.cached_property
     def job(self) -> dict[str, Any]:
         """The job, as `Job.to_json()` made it."""
-        job = self.record.get("job")
-        return job if isinstance(job, dict) else {}
+        found: dict[str, Any] = self.record.get("job", {})
+        return found
 
     @functools.cached_property
     def hyperparameters(self) -> dict[str, Any]:
         """What a `paceline.Task` recorded; empty for a script's run."""
-        task = self.record.get("task")
-        found = task.get("hyperparameters") if isinstance(task, dict) else None
+        found = self.record.get("task", {}).get("hyperparameters")
         return found if isinstance(found, dict) else {}
 
     # --- tables as data frames ----------------------------------------------------------------------
@@ -133,29 +149,33 @@ class RunData:
         """Metrics of a run of an older version, which kept them in events.jsonl with fewer labels."""
         import pandas as pd
 
-        resumed = [pd.Timestamp(each["at"]) for each in self.record.get("resumes", ()) if "at" in each]
-        found = []
+        times = [unix_time(each.get("at")) for each in self.record.get("resumes", ())]
+        resumed = [at for at in times if at is not None]
+        found, damaged = [], 0
         for event in self.events:
-            if event.get("kind") == "metrics" and isinstance(event.get("metrics"), dict):
-                at = pd.Timestamp(event["at"])
-                attempt = sum(at > each for each in resumed)
-                for name, value in event["metrics"].items():
-                    step = int(event.get("clock") or 0)
-                    row = (at.timestamp(), event.get("worker"), attempt, step, -1, -1, -1, name, float(value))
-                    found.append(row)
+            if event.get("kind") != "metrics":
+                continue
+            at = unix_time(event["at"])
+            try:
+                told = checked(_ToldMetrics, {"clock": None, **event})
+            except ValueError:
+                at = None
+            if at is None:
+                damaged += 1
+                continue
+            attempt = sum(at > each for each in resumed)
+            for name, value in told["metrics"].items():
+                found.append(
+                    (at, told["worker"], attempt, told["clock"] or 0, -1, -1, -1, name, float(value))
+                )
+        if damaged:
+            self._lacks(f"events.jsonl: {damaged:,} damaged lines of metrics are left out")
         return pd.DataFrame(found, columns=list(COLUMNS))
 
     @functools.cached_property
     def events(self) -> list[dict[str, Any]]:
         """events.jsonl; a line that was cut short is left out."""
-        found = []
-        with contextlib.suppress(OSError):
-            for line in (self.path / "events.jsonl").read_text(errors="replace").splitlines():
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if isinstance(event, dict) and "at" in event:
-                        found.append(event)
-        return found
+        return read_events(self.path, self._lacks)
 
     # --- tables as columns --------------------------------------------------------------------------
 
@@ -165,21 +185,21 @@ class RunData:
         found: list[npt.NDArray[np.int64]] = []
         path = self.path / "pushes.csv"
         try:
-            with path.open("rb") as file:
-                header = file.readline().decode().strip().split(",")
-                lines = file.read().split(b"\n")[:-1]  # what follows the last newline was cut short
+            first, _, rest = read_bytes(path, most=_MOST_PUSHES).partition(b"\n")
+            header = first[:_LONGEST_HEADER].decode().strip().split(",")
+            lines = rest.split(b"\n")[:-1]  # what follows the last newline was cut short
             if header[: len(PUSH_COLUMNS)] != list(PUSH_COLUMNS):
                 raise ValueError(f"columns {header}")
             whole = [fields for line in lines if (fields := _whole_push(line, len(header))) is not None]
             if len(whole) < len(lines):
                 self._lacks(f"pushes.csv: {len(lines) - len(whole):,} damaged lines are left out")
-            rows = np.array(whole, dtype="S20").reshape(len(whole), len(header)).astype(np.int64)
+            rows = np.array(whole, dtype="S18").reshape(len(whole), len(header)).astype(np.int64)
             found = list(rows.T)
         except FileNotFoundError:
             if self.record:
                 self._lacks("pushes.csv is not there")
         except (OSError, ValueError) as error:
-            self._lacks(f"pushes.csv cannot be read ({str(error)[:80]})")
+            self._lacks(f"pushes.csv cannot be read ({reason_of(error)[:80]})")
         if len(found) < len(PUSH_COLUMNS):
             found = [np.empty(0, np.int64) for _ in PUSH_COLUMNS]
         columns = dict(zip(PUSH_COLUMNS, found, strict=False))
@@ -188,7 +208,7 @@ class RunData:
     def _push_weights(self, rows: int) -> npt.NDArray[np.int64]:
         """How many pushes each row of pushes.csv stands for: later ones are thinned (--records-mb)."""
         budget = self.job.get("records_mb")
-        if not isinstance(budget, int):
+        if not isinstance(budget, int) or not 0 < budget < 1 << 31:
             return np.ones(rows, np.int64)
         weights = np.array(pushes_thinning(budget).weights(rows), np.int64)
         return np.concatenate([weights, np.ones(max(0, rows - len(weights)), np.int64)])
@@ -208,7 +228,7 @@ class RunData:
                 self._lacks(part.torn)
         found = columns(table, parts)
         path = self.path / f"{table.name}.parquet"
-        if path.exists():
+        if os.path.lexists(path):
             older = self._read_parquet(path, found)
             found = {name: np.concatenate([older[name], found[name]]) for name in found} if older else found
         if table.name != "resources" and not len(found["phase"]) and self.job.get("spans", True):
@@ -217,29 +237,22 @@ class RunData:
 
     def _read_parquet(self, path: Path, like: Columns) -> dict[str, npt.NDArray[Any]]:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         try:
-            table = pq.read_table(path)
+            table = read_parquet(path)
             found = {}
             for name, values in like.items():
                 if name not in table.column_names:  # of an older version
                     found[name] = np.zeros(len(table), values.dtype)
-                    continue
-                column = table.column(name)
-                if name in ("role", "phase"):
-                    words = {word: i for i, word in enumerate(ROLES if name == "role" else PHASES)}
-                    column = column.combine_chunks()
-                    if isinstance(column, pa.ChunkedArray):
-                        column = column.chunk(0) if column.num_chunks else pa.array([]).dictionary_encode()
-                    codes = np.array([words.get(w, 0) for w in column.dictionary.to_pylist()], values.dtype)
-                    found[name] = (
-                        codes[column.indices.to_numpy()] if len(codes) else np.empty(0, values.dtype)
-                    )
+                elif name in ("role", "phase"):
+                    found[name] = _numbered(table.column(name), ROLES if name == "role" else PHASES, values)
                 else:
+                    column = table.column(name).cast(pa.from_numpy_dtype(values.dtype))
+                    if column.null_count and values.dtype.kind != "f":
+                        raise ValueError(f"{name} is not there in every row")
                     found[name] = column.to_numpy().astype(values.dtype)
-        except (pa.ArrowException, OSError, AttributeError) as error:
-            self._lacks(f"{path.name} is damaged and left out ({str(error).splitlines()[0][:80]})")
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            self._lacks(f"{path.name} is damaged and left out ({reason_of(error)[:80]})")
             return {}
         return found
 
@@ -252,15 +265,12 @@ class RunData:
                 found[column] = pd.Categorical.from_codes(found[column].astype(np.int8), list(words))
         return pd.DataFrame(found)
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         try:
-            data = json.loads((self.path / name).read_text())
-            if not isinstance(data, dict):
-                raise ValueError("not an object")
+            return read(self.path)
         except (OSError, ValueError) as error:
-            self._lacks(f"{name} cannot be read ({str(error)[:80]})")
+            self._lacks(f"{name} cannot be read ({reason_of(error)[:80]})")
             return {}
-        return data
 
     def _lacks(self, text: str) -> None:
         if text not in self.missing:
@@ -270,4 +280,21 @@ class RunData:
 def _whole_push(line: bytes, columns: int) -> list[bytes] | None:
     """The numbers of a line; None if the line is torn or was merged with another one."""
     fields = line.split(b",")
-    return fields if len(fields) == columns and all(f.removeprefix(b"-").isdigit() for f in fields) else None
+    whole = len(fields) == columns and all(_NUMBER.fullmatch(field) for field in fields)
+    return fields if whole else None
+
+
+def _numbered(column: "pa.ChunkedArray", words: Sequence[str], like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A column of words as their positions. Raises ValueError."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        raise ValueError(f"its words are {column.type}")
+    joined = column.combine_chunks()
+    if isinstance(joined, pa.ChunkedArray):
+        joined = joined.chunk(0) if joined.num_chunks else pa.array([]).dictionary_encode()
+    places = {word: i for i, word in enumerate(words)}
+    codes = np.array([places.get(word, 0) for word in joined.dictionary.to_pylist()], like.dtype)
+    if joined.null_count or (len(joined) and not len(codes)):
+        raise ValueError("its words are not there in every row")
+    return codes[joined.indices.to_numpy()] if len(codes) else np.empty(0, like.dtype)

@@ -9,7 +9,6 @@ STUDY/
 """
 
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,9 @@ from paceline.observe.analyse.curves import thinned
 from paceline.observe.analyse.facts import Series
 from paceline.observe.analyse.run_data import RunData
 from paceline.observe.analyse.summary import known_facts
+from paceline.storage.json_files import read_object
+from paceline.storage.plain_files import reason_of
+from paceline.storage.typed_json import checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +47,7 @@ FIGURES: dict[str, Callable[[float], str]] = {
 OVER = {"samples": "samples", "updates": "updates", "seconds": "seconds"}
 """What curves are drawn against: columns of `values`."""
 _POINTS = 60
+_MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -67,21 +70,40 @@ class TrialRecord(TypedDict):
     seed: int
 
 
+class _AxisRecord(TypedDict):
+    key: str
+    values: list[str]
+
+
+class _StudyRecord(TypedDict):
+    """study.json: `StudyPlan.to_json()`."""
+
+    job: dict[str, Any]
+    grid: list[_AxisRecord]
+    seeds: list[int]
+    seed_argument: str | None
+    directory: str
+    trials: list[TrialRecord]
+
+
 class StudyData:
     """What a study directory holds. It may be going on: runs that have not begun are in state `new`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.plan: dict[str, Any] = json.loads((path / "study.json").read_text())
-            self.axes: list[str] = [
-                axis["key"].removeprefix("arg:").lstrip("-") for axis in self.plan["grid"]
-            ]
-            self.trials: list[TrialRecord] = self.plan["trials"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            plan = checked(_StudyRecord, read_object(path / "study.json", most=_MOST_BYTES))
+            for trial in plan["trials"]:
+                if Path(trial["name"]).name != trial["name"] or "\0" in trial["name"]:
+                    raise ValueError(f"trials: {trial['name']!r:.40} is not a name")
+        except (OSError, ValueError) as error:
             raise UsageError(
-                f"{path} is not a study's directory: study.json: {error}. `paceline study` makes one"
+                f"{path} is not a study's directory: study.json: {reason_of(error)}. "
+                "`paceline study` makes one"
             ) from error
+        self.plan: dict[str, Any] = dict(plan)
+        self.axes: list[str] = [axis["key"].removeprefix("arg:").lstrip("-") for axis in plan["grid"]]
+        self.trials: list[TrialRecord] = plan["trials"]
         self.missing: list[str] = []
         """What could not be read, for people."""
 

@@ -1,4 +1,11 @@
-"""Numbers, modes and statuses as people read them: one form each, everywhere."""
+"""Numbers, modes and statuses as people read them: one form each, everywhere.
+
+Any number has a form, also one that no run can have and a damaged file holds: `1e+300`, `inf`.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
 
 from paceline.observe.analyse.window import Window
 from paceline.observe.record.pace import pace_of
@@ -10,6 +17,7 @@ __all__ = [
     "count",
     "duration",
     "metric",
+    "metrics",
     "percent",
     "plural",
     "progress",
@@ -22,10 +30,18 @@ __all__ = [
 WORTH_SAYING_S = 0.1
 """A first step that took less than this longer than the others is like them."""
 _LEAST_WINDOW_S = 1.0
+_ABSURD = 1e15
+"""From here on a number is written with its exponent."""
+
+
+def _absurd(number: float) -> bool:
+    return not math.isfinite(number) or abs(number) >= _ABSURD
 
 
 def count(number: float) -> str:
     """`12,345`; fractions only where they matter, below ten."""
+    if _absurd(number):
+        return f"{number:.3g}"
     return f"{number:.1f}" if number < 9.95 and number != int(number) else f"{number:,.0f}"
 
 
@@ -36,6 +52,8 @@ def plural(number: int, noun: str) -> str:
 
 def percent(share: float) -> str:
     """`12 %` of a share of 1."""
+    if _absurd(share):
+        return f"{share:.3g}"
     return f"{100 * share:.0f} %"
 
 
@@ -44,17 +62,25 @@ def metric(value: float) -> str:
     return f"{value:.4g}"
 
 
+def metrics(values: Mapping[str, float], most: int = 12) -> list[str]:
+    """`loss 0.07125` of each; of very many the first ones, and how many more there are."""
+    found = [f"{name} {metric(value)}" for name, value in itertools.islice(values.items(), most)]
+    return [*found, *([f"… and {len(values) - most:,} more metrics"] if len(values) > most else [])]
+
+
 def size(nbytes: float) -> str:
     """Decimal units as in disk and network figures: `46.8 MB`."""
     units = iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while nbytes >= 999.5 and unit != "TB":
         nbytes, unit = nbytes / 1000, next(units)
-    return f"{nbytes:.3g} {unit}" if nbytes < 999.5 else f"{nbytes:,.0f} {unit}"
+    return f"{nbytes:.3g} {unit}" if nbytes < 999.5 or _absurd(nbytes) else f"{nbytes:,.0f} {unit}"
 
 
 def duration(seconds: float) -> str:
     """`4.2 s`, `3 min 20 s`, `2 h 05 min`."""
+    if _absurd(seconds):
+        return f"{seconds:.3g} s"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -66,6 +92,8 @@ def duration(seconds: float) -> str:
 
 def clock(seconds: float) -> str:
     """A running clock, which keeps its width: `0:42`, `1:02:03`."""
+    if _absurd(seconds):
+        return f"{seconds:.3g} s"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -73,6 +101,8 @@ def clock(seconds: float) -> str:
 
 def ago(seconds: float) -> str:
     """The age of something, in its largest unit: `5 min`, `3 days`."""
+    if _absurd(seconds):
+        return f"{seconds:.3g} s"
     for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:
             number = int(seconds // length)

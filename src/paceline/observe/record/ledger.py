@@ -17,9 +17,11 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from time import perf_counter_ns
 
+from paceline.storage.plain_files import check_directory, open_plain, read_bytes
+
 __all__ = ["Ledger", "LedgerKeeper", "Ledgers", "together"]
 
-_NAME = re.compile(r"worker-(\d+)\.(\d+)\.ledger")
+_NAME = re.compile(r"worker-(\d{1,9})\.(\d{1,9})\.ledger", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -175,7 +177,7 @@ class LedgerKeeper:
 
 def _map(path: Path) -> mmap.mmap:
     """A new file of one record, with room on the disk: a write to it cannot fail later. Raises OSError."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    file = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
         os.posix_fallocate(file, 0, _RECORD.size)
         return mmap.mmap(file, _RECORD.size)
@@ -199,7 +201,7 @@ class Ledgers:
         """Look at the files: they are newer than the reports."""
         for rank, incarnation, path in self._files():
             with contextlib.suppress(OSError, struct.error):
-                self._take(rank, incarnation, _RECORD.unpack(path.read_bytes()))
+                self._take(rank, incarnation, _RECORD.unpack(read_bytes(path, most=_RECORD.size)))
 
     def _take(self, rank: int, incarnation: int, values: Sequence[int]) -> None:
         if len(values) != len(fields(Ledger)):
@@ -225,6 +227,7 @@ class Ledgers:
 
     def _files(self) -> list[tuple[int, int, Path]]:
         with contextlib.suppress(OSError):
+            check_directory(self._directory)
             return [
                 (int(match[1]), int(match[2]), path)
                 for path in self._directory.iterdir()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from paceline.observe.record.pace import TrainingPace, pace_of
+from paceline.storage.typed_json import AnyFloat, checked
 
 __all__ = ["ENDED", "RunStatus", "ServerStatus", "WorkerStatus"]
 
@@ -33,7 +34,7 @@ class WorkerStatus:
     """Logical bytes that its steps sent and received, over any carrier."""
     earlier: dict[str, int] = field(default_factory=dict)
     """The part of these counts that comes from earlier starts of the run, by `Ledger`'s names."""
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, AnyFloat] = field(default_factory=dict)
     """What the script reported last."""
     logged_at: dict[str, int] = field(default_factory=dict)
     """Where it was then: `step`, `version`, `samples`, `epoch`, `attempt` (docs/observing.md)."""
@@ -175,7 +176,7 @@ class RunStatus:
     """Messages for people, oldest first; entries are only added."""
     ended_early: str | None = None
     """Why it ended before its scripts would have: the workers' votes, or a limit. It is no failure."""
-    first_losses: dict[str, float] = field(default_factory=dict)
+    first_losses: dict[str, AnyFloat] = field(default_factory=dict)
     """How large losses were when the run began: what later ones are compared with."""
     diverged: str | None = None
     """That the training diverges, why that is likely, and what to change. A run may end like this: its state
@@ -277,19 +278,9 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` made; what this version does not know is left out."""
-        status = cls(**_known(cls, data))
-        status.workers = {
-            int(rank): WorkerStatus(**_known(WorkerStatus, worker))
-            for rank, worker in data.get("workers", {}).items()
-        }
-        status.servers = {
-            int(rank): ServerStatus(**_known(ServerStatus, server))
-            for rank, server in data.get("servers", {}).items()
-        }
-        status.staleness = {int(each): n for each, n in data.get("staleness", {}).items()}
-        return status
+        """Read back what `to_json` made; what this version does not know is left out.
 
-
-def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
+        Raises:
+            ValueError: a value is not of its field's type; with its place.
+        """
+        return checked(cls, data)

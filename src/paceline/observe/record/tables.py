@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paceline.observe.record.parquet_files import read_parquet, write_parquet
 from paceline.observe.record.phase import PHASES
 from paceline.observe.record.values import values_to_parquet
+from paceline.storage.plain_files import append_to, check_directory, read_bytes, reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +115,9 @@ TABLES = {table.name: table for table in (SPANS, TOTALS, RESOURCES)}
 
 _LIFETIME_NS = 10**17
 """Times of one file are nearer to each other than this (three years)."""
-_RAW = re.compile(r"(controller|server|worker)(?:-(\d+)\.(\d+))?\.(spans|totals|resources)")
+_RAW = re.compile(r"(controller|server|worker)(?:-(\d{1,4})\.(\d{1,9}))?\.(spans|totals|resources)", re.ASCII)
+_MOST_BYTES = 1 << 30
+"""Of one role's records. A role writes 400,000 spans of 36 bytes before it thins them."""
 
 
 class RawTable:
@@ -126,9 +130,7 @@ class RawTable:
         self._file: int | None = None
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
-            self._file = os.open(
-                directory / f"{owner}.{table.name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-            )
+            self._file = append_to(directory / f"{owner}.{table.name}")
         except OSError as error:
             self.broken = error
 
@@ -166,12 +168,16 @@ class Raw:
     records: Records
     torn: str | None = None
     """What of the file is left out, for people."""
+    path: Path = Path()
+    readable: bool = True
+    """False: it is a link, a pipe, too large, …, and is left where it is."""
 
 
 def raw_files(directory: Path, table: Table) -> list[tuple[re.Match[str], Path]]:
     """The files of a table, by role and rank."""
     found = []
     with contextlib.suppress(OSError):
+        check_directory(directory)
         for path in directory.iterdir():
             match = _RAW.fullmatch(path.name)
             if match is not None and match[4] == table.name:
@@ -182,11 +188,16 @@ def raw_files(directory: Path, table: Table) -> list[tuple[re.Match[str], Path]]
 def read_raw(directory: Path, table: Table) -> Iterator[Raw]:
     """What every role has written of a table so far."""
     for match, path in raw_files(directory, table):
-        with contextlib.suppress(OSError):
-            data = path.read_bytes()
+        records, torn, readable = np.empty(0, table.record), None, True
+        try:
+            data = read_bytes(path, most=_MOST_BYTES)
             records = _whole_records(table, data)
             torn = _torn(path, table, len(records), len(data))
-            yield Raw(match[1], int(match[2] or 0), int(match[3] or 0), records, torn)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            torn, readable = f"raw/{path.name} is left out: {reason_of(error)}", False
+        yield Raw(match[1], int(match[2] or 0), int(match[3] or 0), records, torn, path, readable)
 
 
 def cut_torn(directory: Path) -> list[str]:
@@ -196,7 +207,7 @@ def cut_torn(directory: Path) -> list[str]:
     for table in TABLES.values():
         for _, path in raw_files(directory, table):
             with contextlib.suppress(OSError):
-                data = path.read_bytes()
+                data = read_bytes(path, most=_MOST_BYTES)
                 whole = len(_whole_records(table, data))
                 if (text := _torn(path, table, whole, len(data))) is not None:
                     os.truncate(path, whole * table.record.itemsize)
@@ -263,7 +274,6 @@ def to_parquet(run: Path, say: Callable[[str], None] = lambda _: None) -> list[P
         say: told of each file that is damaged, and what became of it.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     raw = run / "raw"
     written: list[Path] = []
@@ -272,21 +282,18 @@ def to_parquet(run: Path, say: Callable[[str], None] = lambda _: None) -> list[P
         for part in parts:
             if part.torn is not None:
                 say(part.torn)
+        read = [part.path for part in parts if part.readable]
         parts = [part for part in parts if len(part.records)]
         path = run / f"{table.name}.parquet"
-        if not parts and not path.exists():
+        if not parts and not os.path.lexists(path):
             continue
-        temporary = path.with_name(f".{path.name}.tmp")
         try:
             found = _with_earlier(path, pa.table(_worded(columns(table, parts))), say)
-            pq.write_table(found, temporary, compression="zstd")
-            os.replace(temporary, path)
         except pa.ArrowException as error:
             raise OSError(str(error)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_parquet(found, path)
         written.append(path)
-        for _, each in raw_files(raw, table):
+        for each in read:
             each.unlink()
     if (values := values_to_parquet(run, say)) is not None:
         written.append(values)
@@ -298,16 +305,15 @@ def to_parquet(run: Path, say: Callable[[str], None] = lambda _: None) -> list[P
 def _with_earlier(path: Path, found: "pa.Table", say: Callable[[str], None]) -> "pa.Table":
     """A table after the rows of earlier starts of the run. A file that cannot be read is kept beside it."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    if not path.exists():
+    if not os.path.lexists(path):
         return found
     try:
-        return pa.concat_tables([pq.read_table(path), found], promote_options="permissive")
-    except (pa.ArrowException, OSError) as error:
+        return pa.concat_tables([read_parquet(path), found], promote_options="permissive")
+    except (pa.ArrowException, OSError, ValueError) as error:
         aside = path.with_name(f"{path.name}.damaged")
         os.replace(path, aside)
-        reason = str(error).splitlines()[0][:80]
+        reason = reason_of(error)[:80]
         say(f"{path.name} of an earlier start is damaged ({reason}); it is kept as {aside.name} and not read")
         return found
 

@@ -32,7 +32,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.observe.record.parquet_files import read_parquet, write_parquet
 from paceline.observe.record.thinning import ValueThinning
+from paceline.storage.json_files import parse_json
+from paceline.storage.plain_files import check_directory, open_plain, plain_size, read_bytes, reason_of
+from paceline.storage.typed_json import checked
 
 __all__ = [
     "COLUMNS",
@@ -76,8 +80,13 @@ _MOST_WAITING = 20_000
 _MOST_NAMES = 0xFFFF
 _LONGEST_NAME = 1000
 """Bytes."""
+_MOST_NAME_SLOTS = _MOST_NAMES * (_LONGEST_NAME // 46 + 2)
+"""More are not of a writer: to read them would take minutes."""
 _NUMBER = struct.Struct("<q")
-_FILE = re.compile(r"worker-(\d+)\.(\d+)\.values")
+_FILE = re.compile(r"worker-(\d{1,9})\.(\d{1,9})\.values", re.ASCII)
+_MOST_BYTES = 1 << 30
+"""Of one file. A quarter of --records-mb is for values."""
+_MOST_STARTS = 100_000
 
 COLUMNS = ("time", "worker", "attempt", "step", "version", "epoch", "samples", "name", "value")
 
@@ -308,7 +317,7 @@ class Values:
 def steps_of(directory: Path, rank: int, attempt: int) -> int | None:
     """The steps that a worker's earlier process had finished; None if its file cannot be read."""
     with contextlib.suppress(OSError, struct.error):
-        with (directory / f"worker-{rank}.{attempt}.values").open("rb") as file:
+        with open(open_plain(directory / f"worker-{rank}.{attempt}.values"), "rb") as file:
             magic, _, steps, _ = _HEADER.unpack(file.read(_HEADER.size))
         return int(steps) if magic == MAGIC else None
     return None
@@ -318,16 +327,13 @@ def read_values(run: Path) -> Values:
     """All values of a run: those of `values.parquet`, and those that workers write now."""
     parts, starts, damaged = [], [], []
     path = run / "values.parquet"
-    if path.exists():
-        import pyarrow as pa
-
+    if os.path.lexists(path):
         try:
             columns, older = _read_parquet(path)
             parts.append(columns)
             starts += older
-        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-            reason = (str(error).splitlines() or ["?"])[0][:80]
-            damaged.append(f"values.parquet is damaged and left out ({reason})")
+        except (OSError, ValueError) as error:
+            damaged.append(f"values.parquet is damaged and left out ({reason_of(error)[:80]})")
     for start, columns, said in _read_raw(run / "raw"):
         damaged += said
         if start is not None:
@@ -344,6 +350,7 @@ def values_left_out(run: Path) -> int:
 def _raw_files(directory: Path) -> list[tuple[int, int, Path]]:
     found = []
     with contextlib.suppress(OSError):
+        check_directory(directory)
         for path in directory.iterdir():
             if (match := _FILE.fullmatch(path.name)) is not None:
                 found.append((int(match[1]), int(match[2]), path))
@@ -353,8 +360,11 @@ def _raw_files(directory: Path) -> list[tuple[int, int, Path]]:
 def _read_raw(directory: Path) -> Iterable[tuple[Start | None, dict[str, npt.NDArray[Any]], list[str]]]:
     for worker, attempt, path in _raw_files(directory):
         try:
-            data = path.read_bytes()
-        except OSError:
+            data = read_bytes(path, most=_MOST_BYTES)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield None, {}, [f"raw/{path.name} is left out: {reason_of(error)}"]
             continue
         if len(data) < _SLOT or data[:8] != MAGIC:
             if any(data):  # else it was about to be begun
@@ -371,7 +381,7 @@ def _read_raw(directory: Path) -> Iterable[tuple[Start | None, dict[str, npt.NDA
                 f"raw/{path.name} is torn: what follows its first {whole:,} whole records is left out"
             )
         records = records[:whole]
-        names = _names(records[records["kind"] != _IS_VALUE])
+        names = _names(records[records["kind"] != _IS_VALUE][:_MOST_NAME_SLOTS])
         rows = records[records["kind"] == _IS_VALUE]
         known = rows["name"] < len(names)
         rows = rows[known]
@@ -404,12 +414,24 @@ def _joined(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.ND
 
 
 def _read_parquet(path: Path) -> tuple[dict[str, npt.NDArray[Any]], list[Start]]:
-    import pyarrow.parquet as pq
+    """Raises OSError and ValueError."""
+    import pyarrow as pa
 
-    table = pq.read_table(path)
-    columns = {name: table.column(name).to_numpy() for name in COLUMNS}
-    told = (table.schema.metadata or {}).get(b"paceline", b"[]")
-    return columns, [Start(**start) for start in json.loads(told)]
+    table = read_parquet(path)
+    wanted = {"value": pa.float64(), "name": pa.string(), "worker": pa.int32(), "attempt": pa.int32()}
+    columns = {}
+    try:
+        for name in COLUMNS:
+            column = table.column(name).cast(wanted.get(name, pa.int64()))
+            if column.null_count and name != "value":
+                raise ValueError(f"{name} is not there in every row")
+            columns[name] = column.to_numpy()
+    except (pa.ArrowException, KeyError) as error:
+        raise ValueError(reason_of(error)) from error
+    told = parse_json((table.schema.metadata or {}).get(b"paceline", b"[]"))
+    if not isinstance(told, list) or len(told) > _MOST_STARTS:
+        raise ValueError("its attempts are not a list")
+    return columns, [checked(Start, start) for start in told]
 
 
 def values_to_parquet(run: Path, say: Callable[[str], None] = lambda _: None) -> Path | None:
@@ -421,7 +443,6 @@ def values_to_parquet(run: Path, say: Callable[[str], None] = lambda _: None) ->
         say: told of each file that is damaged.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     raw = _raw_files(run / "raw")
     if not raw:
@@ -431,21 +452,19 @@ def values_to_parquet(run: Path, say: Callable[[str], None] = lambda _: None) ->
         say(text)
     if any(text.startswith(path.name) for text in found.damaged):
         os.replace(path, path.with_name(f"{path.name}.damaged"))
-    temporary = path.with_name(f".{path.name}.tmp")
     starts = json.dumps([{name: getattr(s, name) for name in Start.__slots__} for s in found.starts])
     try:
         table = pa.table({name: pa.array(found.columns[name]) for name in COLUMNS if name != "name"})
         names = pa.array(found.columns["name"], pa.string())
         table = table.add_column(COLUMNS.index("name"), "name", names)
         table = table.replace_schema_metadata({"paceline": starts})
-        pq.write_table(table, temporary, compression="zstd")
-        os.replace(temporary, path)
     except pa.ArrowException as error:
         raise OSError(str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_parquet(table, path)
     for _, _, each in raw:
-        each.unlink()
+        with contextlib.suppress(OSError):
+            if plain_size(each) <= _MOST_BYTES:  # what was not read stays
+                each.unlink()
     return path
 
 

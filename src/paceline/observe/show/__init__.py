@@ -3,6 +3,7 @@
 * `progress.py`         Progress: shows statuses while a run goes on, live or as plain lines.
 * `passing.py`          Passing: passes a script's output on, beside ours.
 * `display.py`          the live picture in a terminal, drawn with rich (imported only when it is needed).
+* `visible.py`          text for a terminal, with what would steer it written out.
 * `run_report.py`       write_report: report.html for people and summary.json for programs.
 * `page.py`             run_page: the page of one run, from its sections:
 * `page_charts.py`      the charts, `page_tables.py` the tables, `page_setting.py` the command and the files.

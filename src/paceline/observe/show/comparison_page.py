@@ -17,6 +17,7 @@ from paceline.storage.atomic import write_text_atomically
 __all__ = ["comparison_page", "write_comparison"]
 
 MOST_BARS = 16
+_MOST_METRICS = 12
 
 
 def comparison_page(runs: Sequence[Column]) -> str:
@@ -68,7 +69,7 @@ def _metric_plots(runs: Sequence[Column], names: Sequence[str]) -> list[str]:
     found = []
     by_time = [_curves_of(column, "time") for column in runs]
     by_step = [_curves_of(column, "step") for column in runs]
-    for metric in dict.fromkeys(name for each in by_time for name in each):
+    for metric in list(dict.fromkeys(name for each in by_time for name in each))[:_MOST_METRICS]:
         for what, data, label in (("over time", by_time, "seconds"), ("over steps", by_step, "steps")):
             lines = [
                 _mean_curve(short, each[metric])
@@ -76,14 +77,14 @@ def _metric_plots(runs: Sequence[Column], names: Sequence[str]) -> list[str]:
                 if metric in each
             ]
             found.append(plots.line_chart(f"{metric} {what}", lines, x_label=label))
-    return found[:24]
+    return found
 
 
 def _curves_of(column: Column, over: str) -> dict[str, list[Series]]:
     """The metrics' curves of all runs of a column."""
     found: dict[str, list[Series]] = {}
     for each in column:
-        for metric, series in curves.metric_curves(each.run, each.facts, over=over).items():
+        for metric, series in curves.metric_curves(each.run, each.facts, _MOST_METRICS, over=over).items():
             found.setdefault(metric, []).extend(series)
     return found
 

@@ -34,6 +34,7 @@ from rich.text import Text
 from paceline.observe.analyse import wording
 from paceline.observe.analyse.window import Window, shares_of
 from paceline.observe.record.status import RunStatus, WorkerStatus
+from paceline.observe.show.visible import in_one_line, visible
 
 __all__ = ["Display", "picture", "style_of"]
 
@@ -60,6 +61,7 @@ _LINES_AROUND = 8
 """Lines that are not a worker's: ours, and a few that belong to the shell and the script."""
 _LINES_AROUND_FULL = 11
 """The same of the full picture, with the servers' heading."""
+_MOST_METRICS = 60
 _WORTH_A_WORD = 0.005
 """A share of the time below this is 0 %."""
 
@@ -97,10 +99,9 @@ class Display:
             self._lines = 0
 
     def print(self, text: str, style: str = "") -> None:
-        """Print a line in the picture's place, as it is: colours stay, cursor movements do not."""
+        """Print a line in the picture's place."""
         self.erase()
-        line = Text.from_ansi(text, style=style)
-        self._console.print(line, soft_wrap=True, markup=False, emoji=False)
+        self._console.print(Text(visible(text), style=style), soft_wrap=True)
 
     def _back(self) -> str:
         return f"\r\x1b[{self._lines}A" if self._lines else ""
@@ -148,7 +149,7 @@ def _run_wide(status: RunStatus, window: Window) -> list[str]:
 
 
 def _line(text: str) -> Text:
-    return Text(text, style="default", overflow="ellipsis", no_wrap=True)
+    return Text(in_one_line(text), style="default", overflow="ellipsis", no_wrap=True)
 
 
 def _headline(status: RunStatus, width: int) -> RenderableType:
@@ -178,11 +179,12 @@ def _headline(status: RunStatus, width: int) -> RenderableType:
 
 
 def _workers(status: RunStatus, width: int, room: int) -> RenderableType:
-    metrics = _fitting(list(status.metrics), width)
+    metrics = _fitting(list(status.metrics)[:_MOST_METRICS], width)
+    titles = [in_one_line(name) for name in metrics]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("worker", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=9)
-    for name in ("step", *metrics, "waiting"):
+    for name in ("step", *titles, "waiting"):
         table.add_column(Text(name), justify="right", no_wrap=True, min_width=7)
     workers = [worker for _, worker in sorted(status.workers.items())]
     shown = workers if len(workers) <= room else workers[: room - 1]
@@ -237,8 +239,8 @@ def _worker_columns(status: RunStatus, window: Window) -> list[_Column]:
     ]
     # The first metric, the loss if there is one, is dearer than bytes and resources; the others are not.
     metrics = [
-        _Column(name, [_metric(worker, name) for worker in workers], 80 - at if at else 94)
-        for at, name in enumerate(status.metrics)
+        _Column(in_one_line(name), [_metric(worker, name) for worker in workers], 80 - at if at else 94)
+        for at, name in enumerate(list(status.metrics)[:_MOST_METRICS])
     ]
     columns = [
         _Column("worker", [Text(str(worker.rank)) for worker in workers], 99, left=True),
@@ -313,7 +315,7 @@ def _fitting(names: list[str], width: int) -> list[str]:
     room = width - _FIXED_WIDTH
     chosen = []
     for name in names:
-        room -= max(9, len(name) + 2)
+        room -= max(9, len(in_one_line(name)) + 2)
         if room < 0:
             break
         chosen.append(name)
@@ -331,4 +333,4 @@ def style_of(state: str) -> str:
 
 
 def _state(state: str, *, bold: bool = False) -> Text:
-    return Text(state, style=f"bold {style_of(state)}" if bold else style_of(state))
+    return Text(in_one_line(state), style=f"bold {style_of(state)}" if bold else style_of(state))

@@ -18,6 +18,7 @@ SECTIONS: tuple[Callable[[RunView], str], ...] = (
     page_charts.metrics,
     page_charts.speed,
     page_charts.time,
+    page_charts.step_times,
     page_charts.timeline,
     page_charts.waiting,
     page_charts.staleness,

@@ -8,9 +8,21 @@ from paceline.observe.analyse.facts import Series, mean_staleness
 from paceline.observe.show import markup, plots
 from paceline.observe.show.run_view import MOST_ROWS, RunView
 
-__all__ = ["histogram", "metrics", "resources", "speed", "staleness", "time", "timeline", "waiting"]
+__all__ = [
+    "histogram",
+    "metrics",
+    "resources",
+    "speed",
+    "staleness",
+    "step_times",
+    "time",
+    "timeline",
+    "waiting",
+]
 
 MOST_METRICS = 12
+_UNEVEN = 3.0
+"""The 99th percentile of step times, in medians, that the page points out."""
 ORDER = (
     *("forward", "backward", "update", "other", "load", "lease"),
     *("compress", "push", "wait", "pull", "checkpoint", "idle"),
@@ -20,17 +32,15 @@ ORDER = (
 
 def metrics(page: RunView) -> str:
     """What the script logged, over time and over steps."""
-    found = curves.metric_curves(page.run, page.facts)
-    by_step = curves.metric_curves(page.run, page.facts, over="step")
+    found = curves.metric_curves(page.run, page.facts, MOST_METRICS)
+    by_step = curves.metric_curves(page.run, page.facts, MOST_METRICS, over="step")
     figures = []
-    for name in list(found)[:MOST_METRICS]:
+    for name in found:
         for series, label in ((found[name], "seconds since training began"), (by_step[name], "step")):
             figures.append(plots.line_chart(name, curves.few(series), x_label=label))
     note = ""
-    if len(found) > MOST_METRICS:
-        note = markup.paragraph(
-            f"{len(found) - MOST_METRICS} more metrics: `paceline metrics --csv FILE` has all."
-        )
+    if (more := page.run.metrics["name"].nunique() - len(found)) > 0:
+        note = markup.paragraph(f"{more} more metrics: `paceline metrics --csv FILE` has all.")
     return markup.section(
         "What it learned",
         "What the script logged, by worker, over time and over its steps. A loss should fall and an "
@@ -80,6 +90,40 @@ def time(page: RunView) -> str:
         markup.plot_grid(
             plots.share_bars("seconds in each phase, by worker", rows, x_label="seconds"),
             plots.area_chart("share of all workers' time", shares),
+        ),
+    )
+
+
+def step_times(page: RunView) -> str:
+    """How long a step took each worker, usually and at worst."""
+    timed = [worker for worker in page.facts.workers if worker.step.count]
+    if not timed:
+        return ""
+    drawn = timed[:MOST_ROWS]
+    worst = max(timed, key=lambda worker: worker.step.p99 / (worker.step.p50 or 1.0))
+    text = ""
+    if worst.step.p99 >= _UNEVEN * worst.step.p50 > 0:
+        text = (
+            f"Uneven: one in a hundred steps of worker:{worst.rank} took at least "
+            f"{worst.step.p99 / worst.step.p50:.1f} times as long as its usual one. Look at the data loader, "
+            "at checkpoints, and at what else ran there."
+        )
+    return markup.section(
+        "How long a step took",
+        "From the end of one step to the end of the next, with everything that a worker waited for. The "
+        "median is the usual step; one step in a hundred takes longer than the 99th percentile.",
+        markup.paragraph(text) if text else "",
+        markup.plot_grid(
+            plots.bar_chart(
+                "seconds of a step",
+                [str(worker.rank) for worker in drawn],
+                {
+                    "median": [worker.step.p50 for worker in drawn],
+                    "99th percentile": [worker.step.p99 for worker in drawn],
+                },
+                x_label="worker",
+                y_text=lambda seconds: f"{seconds:.3g}",
+            )
         ),
     )
 

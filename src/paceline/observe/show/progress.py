@@ -16,6 +16,7 @@ from paceline.observe.analyse.window import Window
 from paceline.observe.record.output import OutputPiece, Screen, Stream, label
 from paceline.observe.record.status import RunStatus
 from paceline.observe.show.passing import Passing
+from paceline.observe.show.visible import in_one_line, visible
 
 if TYPE_CHECKING:
     from paceline.observe.show.display import Display
@@ -180,6 +181,7 @@ class Progress:
 
     def _write_line(self, text: str, style: str = "") -> None:
         self._script.end_line()
+        text = visible(text)
         if self._live:
             self._open().print(text, style=style)
             self._erased = True
@@ -207,10 +209,10 @@ def plain_line(status: RunStatus, window: Window) -> str:
         parts += wording.rates(status, window)
         parts.append(f"version {wording.count(status.version)}")
         parts.append(wording.staleness(status))
-        parts += [f"{name} {wording.metric(value)}" for name, value in status.metrics.items()]
+        parts += wording.metrics(status.metrics)
         parts.append(f"waiting {wording.percent(status.idleness)}")
         parts += wording.trouble(status)
-    return " · ".join(parts)
+    return in_one_line(" · ".join(parts))
 
 
 def _is_terminal(stream: TextIO) -> bool:

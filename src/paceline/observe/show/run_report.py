@@ -41,19 +41,22 @@ def write_report(
     summary = summary_of(status, job_json, command, facts, diagnosis)
     summary["missing"] = run.missing
     text = json.dumps(summary, indent=2, allow_nan=False)
-    write_text_atomically(run_path / "summary.json", text + "\n")
+    write_text_atomically(run_path / "summary.json", text + "\n", mode=0o600)
     target = run_path / "report.html"
-    write_text_atomically(target, run_page(run, facts, diagnosis))
+    write_text_atomically(target, run_page(run, facts, diagnosis), mode=0o600)
     return target
 
 
 def write_html(run: RunData, target: Path, *, state: str | None = None) -> tuple[Facts, Diagnosis]:
     """Write a run's page, atomically. Raises OSError if the target cannot be written.
 
+    In the run directory it is for its owner only; elsewhere for those whom the umask leaves.
+
     Args:
         state: the run's state, from a caller that knows whether its process lives.
     """
     facts = known_facts(run)
     diagnosis = diagnosis_of(run, facts)
-    write_text_atomically(target, run_page(run, facts, diagnosis, state=state))
+    mode = 0o600 if target.parent == run.path else 0o666
+    write_text_atomically(target, run_page(run, facts, diagnosis, state=state), mode=mode)
     return facts, diagnosis

@@ -9,7 +9,12 @@
 * `grants.py`          Grant: leases; LeasesAhead: those that a worker asks for before it needs them.
 * `server_links.py`    ServerLinks: connections to the servers, their deadlines and resumption.
 * `placements.py`      Placements: which server holds which slices, now and next.
+* `link_carrier.py`    LinkCarrier: how payloads travel on a link. The server's end is in `ps/carriers/`.
+* `shared_link.py`     SharedLink: in memory that a server on this host sees, too.
+* `inline_link.py`     InlineLink: on the link's socket.
+* `device_link.py`     DeviceLink: on a device that the server uses, too.
 * `exchange_memory.py` ExchangeMemory: the memory that servers on the worker's host see, too.
+* `device_memory.py`   DeviceMemory: the memory of a device that it shares with them.
 * `payloads.py`        Payloads: what is written behind a message.
 * `encoders.py`        Encoders: compressed gradients; DifferenceReader: compressed replies.
 * `run_news.py`        RunNews: what the lead told; RequestNumbers: how requests are numbered.

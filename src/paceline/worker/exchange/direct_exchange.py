@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.comm import Frame, Kind
+from paceline.comm import Kind
 from paceline.comm.frames import field
 from paceline.exceptions import FrameError, LinkError
 from paceline.observe.record.phase import Phase
-from paceline.worker.exchange.encoders import DifferenceReader
+from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.placements import Placements
@@ -24,7 +24,6 @@ class DirectExchange:
 
     Args:
         greeting: more to say to the servers when attaching.
-        differences: reads compressed replies; None if replies are not compressed.
         spin_s: seconds to look for the lead's answer without sleeping.
         rest: called before this worker waits for servers.
     """
@@ -35,14 +34,13 @@ class DirectExchange:
     def __init__(
         self,
         links: ServerLinks,
-        memory: ExchangeMemory,
+        memory: ExchangeMemory | DeviceMemory,
         placements: Placements,
         payloads: Payloads,
         news: RunNews,
         numbers: RequestNumbers,
         *,
         greeting: Body,
-        differences: DifferenceReader | None,
         spin_s: float,
         rest: Callable[[], object],
     ) -> None:
@@ -53,7 +51,6 @@ class DirectExchange:
         self.memory = memory
         self._placements = placements
         self._greeting = greeting
-        self._differences = differences
         self._spin_s = spin_s
         self._rest = rest
         self._unread: set[ServerLink] = set()
@@ -70,26 +67,16 @@ class DirectExchange:
         self.news.welcomed(self._take_parameters(self.links.lead, Kind.ATTACHED))
 
     def _attach(self, link: ServerLink) -> None:
-        settings = self.links.settings
-        transfer = settings.transfer
+        offered, descriptors = link.carrier.offer()
         body: Body = {
             "fingerprint": self.memory.layout.fingerprint,
-            "incarnation": settings.incarnation,
-            "in_place": self.memory.may_share,
+            "incarnation": self.links.settings.incarnation,
             "pid": os.getpid(),
             "keeps": self.links.resumes,
+            **offered,
             **self._greeting,
         }
-        if transfer.inline:
-            body["inline"] = True
-        if transfer.replies is not None:
-            body["compress_replies"] = True
-        if transfer.compresses:
-            body["compress"] = str(transfer.compress)
-        shared = [self.memory.region.fd] if self.links.shares_memory(link) else ()
-        if not shared:
-            body["sends"] = link.announced = [piece.index for piece in link.slices]
-        self.links.send(link, Kind.ATTACH, body, descriptors=shared)
+        self.links.send(link, Kind.ATTACH, body, descriptors=descriptors)
         if self.links.resumes:
             link.connection.keep()
 
@@ -250,13 +237,12 @@ class DirectExchange:
         frame = links.receive(link, kind)
         self.blame(frame.body)
         self._placements.hear(link, frame.body)
-        if "owned" in frame.body:
-            link.into = self.memory.incoming(frame.body["owned"])
+        link.carrier.hear(kind, frame.body)
         if frame.payload_bytes:
             phase = lane.enter(Phase.PULL, link.server)
             lane.carried(frame.payload_bytes)
             try:
-                for _ in self.read_parameters(link, frame, link.into):
+                for _ in link.carrier.read(frame):
                     pass
             except LinkError as broken:
                 if not link.connection.keeps or isinstance(broken, FrameError):
@@ -266,12 +252,6 @@ class DirectExchange:
             finally:
                 lane.enter(phase)
         return frame.body
-
-    def read_parameters(self, link: ServerLink, frame: Frame, views: Sequence[memoryview]) -> Iterator[int]:
-        """Read a reply's parameters into `views`; yields the position of each slice once it is there."""
-        if self._differences is not None:
-            return self._differences.read(link.connection, link.server, frame.body, views)
-        return link.connection.read_each(views)
 
     def blame(self, body: Body) -> None:
         """The lead says which worker it had to wait for, and how long."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import torch
@@ -11,20 +11,26 @@ from torch import Tensor
 
 from paceline.comm import Access, Address, Kind, Region
 from paceline.comm.connection import spin_for
+from paceline.comm.device import SharedDevice
 from paceline.comm.frames import field
 from paceline.core.modes import ModeSpec, parse_mode
 from paceline.observe.record.spans import NO_SPANS, Recorder
 from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
 from paceline.worker.exchange.client import Client, blob_of
+from paceline.worker.exchange.device_link import DeviceLink
+from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.direct_exchange import DirectExchange
 from paceline.worker.exchange.encoders import DifferenceReader, Encoders
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.worker.exchange.inline_link import InlineLink
+from paceline.worker.exchange.link_carrier import LinkCarrier
 from paceline.worker.exchange.openmp import make_rest, no_rest
 from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.pipeline import PipelinedExchange
 from paceline.worker.exchange.placements import Placements
 from paceline.worker.exchange.run_news import RequestNumbers, RunNews
-from paceline.worker.exchange.server_links import Body, LinkSettings, ServerLinks
+from paceline.worker.exchange.server_links import Body, LinkSettings, ServerLink, ServerLinks
+from paceline.worker.exchange.shared_link import SharedLink
 
 __all__ = ["Adopted", "DataFacts", "Entry", "ModelOffer"]
 
@@ -52,6 +58,8 @@ class ModelOffer:
     """Number of models."""
     calls: int = 1
     """Number of calls of prepare() that brought them."""
+    device: SharedDevice | None = None
+    """The device that the models are on, if processes can share its memory."""
 
     def to_json(self) -> Body:
         """The body of an OFFER."""
@@ -66,6 +74,8 @@ class ModelOffer:
             body["models"] = self.models
         if self.calls > 1:
             body["calls"] = self.calls
+        if self.device is not None:
+            body["device"] = self.device.id
         return body
 
 
@@ -84,6 +94,8 @@ class Adopted:
     placement: Placement
     shared: Region | None
     """The servers' memory, if all of them are on this host."""
+    device: SharedDevice | None
+    """The device that the servers' memory is on; None: it is in host memory."""
 
 
 class Entry:
@@ -120,6 +132,8 @@ class Entry:
             None: the run was prepared by more calls of prepare() than this worker has made yet.
         """
         links, lead = self.links, self.links.lead
+        if not links.local:  # what travels on sockets is in host memory
+            offer = replace(offer, device=None)
         links.send(lead, Kind.OFFER, offer.to_json())
         frame = links.receive(lead, Kind.ADOPT, Kind.ADOPTED)
         if frame.kind is Kind.ADOPT:
@@ -148,6 +162,7 @@ class Entry:
             offer=offer,
             placement=placement,
             shared=shared,
+            device=offer.device if frame.body.get("carrier") == "device" else None,
         )
 
     def _reach_all(self, body: Body) -> Placement:
@@ -168,13 +183,15 @@ class Entry:
         """
         links, settings, transfer = self.links, self._settings, self._settings.transfer
         layout, spec = adopted.offer.layout, adopted.offer.spec
-        memory = ExchangeMemory(layout, adopted.shared, may_share=in_place)
+        memory: ExchangeMemory | DeviceMemory
+        if adopted.device is not None:
+            memory = there = DeviceMemory(layout, adopted.device)
+            links.carry_with(lambda link: DeviceLink(link.connection, there))
+        else:
+            memory = ExchangeMemory(layout, adopted.shared, may_share=in_place)
+            links.carry_with(self._carriers(memory, adopted.placement))
         news, numbers = RunNews(adopted.mode), RequestNumbers()
-        placements = Placements(links, memory, adopted.placement)
-        differences = None
-        if transfer.replies is not None:
-            shards = {link.server: link.slices for link in links.each}
-            differences = DifferenceReader(transfer.replies, layout, shards)
+        placements = Placements(links, layout, adopted.placement)
         encoders = None
         if transfer.compresses:
             seed = (settings.seed << 32) + (settings.rank << 12) + settings.incarnation
@@ -190,7 +207,6 @@ class Entry:
             news,
             numbers,
             greeting=greeting or {},
-            differences=differences,
             spin_s=spin_for(layout.nbytes, settings.worker_threads + len(links.each)),
             rest=make_rest(layout.nbytes, torch.get_num_threads()) if links.local else no_rest,
         )
@@ -201,3 +217,18 @@ class Entry:
         if not transfer.pipelined:
             return Client(direct)
         return Client(direct, PipelinedExchange(direct, self._spans, transfer.prefetch), transfer.prefetch)
+
+    def _carriers(self, memory: ExchangeMemory, placement: Placement) -> Callable[[ServerLink], LinkCarrier]:
+        """Makes the carrier of a link: payloads lie in shared memory where that can be had."""
+        links, transfer, differences = self.links, self._settings.transfer, None
+        if transfer.replies is not None:
+            slices = memory.layout.slices
+            shards = {server: [slices[i] for i in placement.held(server)] for server in placement.servers}
+            differences = DifferenceReader(transfer.replies, memory.layout, shards)
+
+        def make(link: ServerLink) -> LinkCarrier:
+            if links.shares_memory(link):
+                return SharedLink(memory)
+            return InlineLink(link.connection, link.server, memory, transfer, differences)
+
+        return make

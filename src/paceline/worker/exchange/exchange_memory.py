@@ -19,6 +19,9 @@ class ExchangeMemory:
         may_share: whether the worker may compute with the servers' memory, where the mode allows it.
     """
 
+    checks_gradients = True
+    """Whether the worker looks for NaN and Inf before it pushes. Otherwise the servers do."""
+
     def __init__(self, layout: Layout, shared: Region | None, *, may_share: bool) -> None:
         self.layout = layout
         self.region = Region.create(2 * layout.nbytes)

@@ -7,6 +7,7 @@ from paceline.comm import Kind
 from paceline.comm.frames import field
 from paceline.observe.record.phase import Phase
 from paceline.params import flat_view
+from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.encoders import Encoders
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.server_links import Body, ServerLinks
@@ -31,7 +32,7 @@ class Payloads:
     def __init__(
         self,
         links: ServerLinks,
-        memory: ExchangeMemory,
+        memory: ExchangeMemory | DeviceMemory,
         slices_of: Sequence[frozenset[int]],
         encoders: Encoders | None,
     ) -> None:
@@ -41,30 +42,17 @@ class Payloads:
         """Size of the last compressed push, every slice counted once."""
         self._links = links
         self._memory = memory
-        self._local = links.local
         self._residual_told = -RESIDUAL_S
 
     def write(self, kind: Kind, message: Body) -> Written:
         """What each server gets: a message and what travels behind it."""
-        links, carries = self._links.each, message.get("carries", "slot")
-        if self._local or kind is Kind.PULL or carries == "nothing":
-            return [(message, ())] * len(links)
-        if carries == "parameters":
-            return [(message, link.into) for link in links]
-        if message.get("void"):
-            return [(message, ())] * len(links)
-        if self.encoders is not None and kind is Kind.PUSH:
-            return self._encode(self.encoders, message)
-        due = self.slices_of[message.get("optimizer", 0)] if kind is Kind.PUSH else None
-        found: Written = []
-        for link in links:
-            views: Sequence[memoryview] = link.out
-            if self._links.shares_memory(link):
-                views = ()
-            elif due is not None and len(self.slices_of) > 1:
-                views = [v for piece, v in zip(link.slices, link.out, strict=True) if piece.index in due]
-            found.append((message, views))
-        return found
+        encoders = self.encoders
+        if encoders is not None and kind is Kind.PUSH and not ("carries" in message or "void" in message):
+            return self._encode(encoders, message)
+        due = None
+        if kind is Kind.PUSH and len(self.slices_of) > 1:
+            due = self.slices_of[message.get("optimizer", 0)]
+        return [link.carrier.write(kind, message, due) for link in self._links.each]
 
     def _encode(self, encoders: Encoders, message: Body) -> Written:
         lane, links = self._links.lane, self._links.each

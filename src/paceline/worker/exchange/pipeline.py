@@ -128,20 +128,21 @@ class PipelinedExchange:
     """
 
     def __init__(self, direct: DirectExchange, spans: Recorder, prefetch: int) -> None:
-        links, payloads = direct.links, direct.payloads
+        links, payloads, memory = direct.links, direct.payloads, direct.memory
+        assert isinstance(memory, ExchangeMemory), "nothing travels from a device"
         self.arrives_late = not prefetch
         """Whether parameters arrive after `exchange` has returned."""
         self._direct = direct
         self._links = links
         self._payloads = payloads
         self._news = direct.news
-        self._layout = direct.memory.layout
+        self._layout = memory.layout
         self._prefetch = prefetch
         self._home = {s.index: (link, at) for link in links.each for at, s in enumerate(link.slices)}
         self._staged: StagedPushes | None = None
         if payloads.encoders is None:
-            self._staged = StagedPushes(links, direct.memory, payloads.slices_of, prefetch + 1)
-        self._landing = LandingPlaces(links, direct.memory, prefetch + 1) if prefetch else None
+            self._staged = StagedPushes(links, memory, payloads.slices_of, prefetch + 1)
+        self._landing = LandingPlaces(links, memory, prefetch + 1) if prefetch else None
         # Shared with the threads, under `_changed`.
         self._changed = threading.Condition()
         self._book = ReplyBook(len(links.each))
@@ -371,8 +372,8 @@ class PipelinedExchange:
                 landing.repeat(link, fetched)
             self._arrived(*(piece.index for piece in link.slices))
             return
-        views = link.into if landing is None else landing.into(at, fetched)
-        for position in self._direct.read_parameters(link, frame, views):
+        views = None if landing is None else landing.into(at, fetched)
+        for position in link.carrier.read(frame, views):
             self._arrived(link.slices[position].index)
 
     def _arrived(self, *slices: int) -> None:

@@ -1,8 +1,7 @@
 """Which server holds which slices, as a worker knows it: now, and in the placement announced next."""
 
 from paceline.comm import Address, Kind
-from paceline.params import Placement
-from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.params import Layout, Placement
 from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
 
 __all__ = ["Placements"]
@@ -11,9 +10,9 @@ __all__ = ["Placements"]
 class Placements:
     """Arranges a worker's links by the placements that the lead announces."""
 
-    def __init__(self, links: ServerLinks, memory: ExchangeMemory, placement: Placement) -> None:
+    def __init__(self, links: ServerLinks, layout: Layout, placement: Placement) -> None:
         self._links = links
-        self._memory = memory
+        self._layout = layout
         self._placement = placement
         self.announced: Placement | None = None
         """A placement to come."""
@@ -37,20 +36,19 @@ class Placements:
 
     def arrange(self) -> None:
         """Give every link the slices that are sent over it, by the present placement and the next one."""
-        memory, now, then = self._memory, self._placement, self.announced
+        now, then = self._placement, self.announced
+        changed: list[tuple[ServerLink, Body]] = []
         for link in self._links.each:
             held = {*now.held(link.server)}
             if then is not None:
                 held.update(then.held(link.server))
-            link.slices = [memory.layout.slices[i] for i in sorted(held)]
-            link.out = memory.outgoing(link.slices)
-            link.into = memory.incoming(now.owned(link.server))
-        for link in self._links.each:
-            sends = [piece.index for piece in link.slices]
-            if link.announced is not None and link.announced != sends:
-                link.announced = sends
-                with self._links.tolerate_loss(link):
-                    self._links.send(link, Kind.SENDS, {"slices": sends})
+            link.slices = [self._layout.slices[i] for i in sorted(held)]
+            told = link.carrier.arrange(link.slices, now.owned(link.server))
+            if told is not None:
+                changed.append((link, told))
+        for link, told in changed:
+            with self._links.tolerate_loss(link):
+                self._links.send(link, Kind.SENDS, told)
 
     def hear(self, link: ServerLink, reply: Body) -> None:
         """A reply may name a new placement, which only the lead does, or announce the next one."""

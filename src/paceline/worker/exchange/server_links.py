@@ -6,7 +6,7 @@ of one is no error yet: the others agree on a new placement, and on a new lead i
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from paceline.core.modes import ModeSpec
 from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.observe.record.spans import NO_SPANS, Lane
 from paceline.params import Slice
+from paceline.worker.exchange.link_carrier import LinkCarrier
 
 __all__ = ["Body", "LinkSettings", "ServerLink", "ServerLinks"]
 
@@ -60,12 +61,8 @@ class ServerLink:
     address: Address
     slices: list[Slice] = field(default_factory=list)
     """Slices that the server holds, in the present placement and in the announced one."""
-    out: list[memoryview] = field(default_factory=list)
-    """Their bytes in the memory that is pushed."""
-    into: list[memoryview] = field(default_factory=list)
-    """Where the parameters of its reply go: the slices that it owns."""
-    announced: list[int] | None = None
-    """Slices that the server expects in pushes, if it reads them from the socket."""
+    carrier: LinkCarrier = field(init=False)
+    """How they travel. Made when the worker joins the run."""
 
 
 class ServerLinks:
@@ -105,6 +102,7 @@ class ServerLinks:
         """Seconds in which this worker had nothing to do but wait for servers."""
         self._sent_to_gone = self._received_from_gone = 0
         """Payload bytes of links that are closed."""
+        self._make_carrier: Callable[[ServerLink], LinkCarrier] | None = None
         self.lead = self.reach(lead, address)
         self.follow(self.lead)
 
@@ -132,8 +130,16 @@ class ServerLinks:
         connection.sock.settimeout(self.settings.deadline_s)
         connection.send(Kind.HELLO, self._hello())
         link = ServerLink(connection, server, address)
+        if self._make_carrier is not None:
+            link.carrier = self._make_carrier(link)
         self.each.append(link)
         return link
+
+    def carry_with(self, make_carrier: Callable[[ServerLink], LinkCarrier]) -> None:
+        """Give every link, and every later one, its carrier."""
+        self._make_carrier = make_carrier
+        for link in self.each:
+            link.carrier = make_carrier(link)
 
     def follow(self, lead: ServerLink) -> None:
         """This server leads from now on."""
@@ -148,7 +154,7 @@ class ServerLinks:
             self._sent_to_gone += link.connection.payload_sent
             self._received_from_gone += link.connection.payload_received
             self.each.remove(link)
-            link.connection.close()
+            self._close(link)
 
     @contextlib.contextmanager
     def tolerate_loss(self, link: ServerLink) -> Iterator[None]:
@@ -164,7 +170,12 @@ class ServerLinks:
     def close(self) -> None:
         """Close all links."""
         for link in self.each:
-            link.connection.close()
+            self._close(link)
+
+    def _close(self, link: ServerLink) -> None:
+        link.connection.close()
+        if self._make_carrier is not None:
+            link.carrier.close()
 
     # --- frames -----------------------------------------------------------------------------------
 

@@ -20,7 +20,11 @@ class GradientStepper(Stepper):
         super().__init__(*args)
         views = tensor_views(self.memory.slot, self._layout)
         self.gradients = GradientMemory(
-            self._parameters, views, self._slot, [t.name for t in self._layout.tensors]
+            self._parameters,
+            views,
+            self._slot,
+            [t.name for t in self._layout.tensors],
+            checks=self.memory.checks_gradients,
         )
 
     def overwritten(self) -> None:

@@ -49,6 +49,8 @@ class StepperMemory:
     """The parameters as they were fetched last."""
     near: Tensor
     """The parameters that the model computes with: `base` itself, or the worker's own."""
+    checks_gradients: bool = True
+    """Whether the worker looks for NaN and Inf before it pushes. Otherwise the servers do."""
 
 
 class Stepper(ABC):
@@ -141,4 +143,7 @@ def _wide(flat: Tensor) -> torch.dtype:
 
 def all_finite(flats: Sequence[Tensor]) -> bool:
     """One reduction a slice in the common case: a NaN or an infinity makes any sum non-finite."""
+    if flats and flats[0].is_cuda:  # wait for the device once
+        largest = [torch.linalg.vector_norm(flat, math.inf).double() for flat in flats]
+        return math.isfinite(torch.stack(largest).amax().item())
     return all(math.isfinite(flat.sum().item()) or bool(flat.isfinite().all()) for flat in flats)

@@ -1,15 +1,13 @@
-"""What a follower keeps so that it can lead: a decider of its own, which hears all that the leader hears.
+"""Standby: what a follower keeps so that it can lead: a decider that hears every event of the leader's.
 
 The decider is pure: the same events make the same decisions. The leader sends every event before it acts on
-it, so the followers know of whatever was answered to anybody. A server that joins later is sent the decider's
-state as it is.
+it, so the followers know every answer that a worker may have got. A server that joins later is sent the
+decider's state as it is.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
-
-from torch import Tensor
 
 from paceline.core.decider import Decider
 from paceline.core.decider_state import decider_state_from_json
@@ -21,39 +19,34 @@ from paceline.exceptions import FrameError
 __all__ = ["Standby", "records_from_json", "records_to_json"]
 
 _RECORDS = 1 << 16
-"""So many of the last applied pushes are kept: more than the leader has not written down yet."""
+"""Number of records that are kept: more than the leader has not written down yet."""
 
 
 class Standby:
-    """A follower's readiness.
+    """One owner: a follower.
 
     Args:
-        model: the offer that the run adopted, as the leader told it.
-        extras: frozen parameters and initial buffers.
+        decider: of the run as it begins.
     """
 
-    def __init__(self, decider: Decider, model: dict[str, Any], extras: dict[str, Tensor]) -> None:
+    def __init__(self, decider: Decider) -> None:
         self.decider = decider
         self.records: deque[Applied] = deque(maxlen=_RECORDS)
-        """Of the last applied pushes."""
-        self.model = model
-        self.extras = extras
-        self.states: dict[str, dict[str, Tensor]] = {}
-        """The workers' parts of the next checkpoint, by file."""
+        """Records of the last applied pushes."""
         self.held: Steps = []
         """Steps that wait for an update's second half."""
         self.gone: dict[int, tuple[int, bool]] = {}
-        """Workers whose link has ended: incarnation, and whether their script had."""
+        """Workers whose links have ended: the incarnation, and whether its script had ended."""
 
     def begin_here(self, state: Any, records: Any) -> None:
-        """From here on it knows what the leader knows now, as JSON. Raises FrameError."""
+        """Know what the leader knows now, from JSON. Raises FrameError."""
         self.decider.load_state(decider_state_from_json(state))
         self.held = []
         self.records.clear()
         self.records.extend(records_from_json(records))
 
     def hear(self, steps: Steps, events: Sequence[Event], held: Steps) -> None:
-        """What the leader sends with an order: steps, what they follow from, and steps that wait."""
+        """The leader sent steps, the events that they follow from, and steps that it holds."""
         for event in events:
             self.records.extend(self.decider.decide(event).applied)
         if any(isinstance(step, CommitStep) for step in steps):

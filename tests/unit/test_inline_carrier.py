@@ -10,8 +10,10 @@ from torch import nn
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.transfer import Transfer
+from paceline.observe.record.spans import NO_SPANS
 from paceline.params import OptimizerSpec, bytes_of, describe, flat_view
-from paceline.ps.peers import InlinePeer
+from paceline.ps.carriers import Attaching
+from paceline.ps.carriers.inline_carrier import InlineCarrier
 from paceline.ps.shard import Shard
 from tests.links import linked
 
@@ -32,33 +34,39 @@ class Serving:
         self.shard = Shard(self.layout, spec, self.layout.slices, base, owned=owned)
         self.came: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         connection.keep()
-        self.peer = InlinePeer(
-            connection,
-            worker=0,
-            incarnation=0,
-            layout=self.layout,
-            shard=self.shard,
-            transfer=Transfer(),
-            in_place=False,
-            post=lambda peer, frame, reason: self.came.put(frame),
+        self.connection = connection
+        self.carrier = InlineCarrier(
+            Attaching(
+                connection=connection,
+                worker=0,
+                frame=Frame(Kind.ATTACH, {}, 0, []),
+                layout=self.layout,
+                shard=self.shard,
+                on_device=None,
+                transfer=Transfer(),
+                in_place=False,
+                sent_in_place=False,
+                groups_of=lambda body: None,
+                release=lambda connection: None,
+                post=lambda link, frame, reason: self.came.put(frame),
+                spans=NO_SPANS,
+            )
         )
 
     def apply(self, version: int, *, fetch: bool, between: Callable[[], None] = lambda: None) -> None:
         """What the worker pushed is applied, and it is answered; `between` is called after every slice."""
-        peer = self.peer
-        peer.fetches = fetch
-        peer.start_admit({"version": version})
+        carrier = self.carrier
+        copies = carrier.begin_reply({"version": version}, fetch=fetch)
         with torch.no_grad():
             for i, state in enumerate(self.shard.parameters):
-                state.sub_(peer.gradients.flat[i], alpha=LR)
+                state.sub_(carrier.gradients.flat[i], alpha=LR)
                 if fetch and i in self.shard.owned:
-                    assert peer.copy is not None
-                    copied = peer.copy[i]
+                    copied = copies[0][i]
                     assert copied is not None
                     copied.copy_(state)
-                    peer.slice_ready(i)
+                    carrier.slice_ready(i)
                 between()
-        peer.end_admit()
+        carrier.end_reply()
 
 
 @contextmanager
@@ -69,7 +77,7 @@ def serving(owned: list[int]) -> Iterator[tuple[Connection, Serving]]:
         try:
             yield worker, it
         finally:
-            it.peer.close()
+            it.carrier.close()
 
 
 def push(worker: Connection, it: Serving, value: float) -> None:
@@ -120,10 +128,10 @@ def test_an_answer_that_came_while_the_link_was_broken_is_sent_when_it_goes_on()
         it.came.get(timeout=5)
         it.apply(1, fetch=False)
         assert worker.receive().body == {"version": 1}
-        it.peer.connection.sock.shutdown(2)
+        it.connection.sock.shutdown(2)
         assert it.came.get(timeout=5) is None
         it.apply(2, fetch=True)
-        it.peer.resume(theirs, worker.received)
+        it.carrier.resume(theirs, worker.received)
         resumed = fresh.receive()
         assert resumed.kind is Kind.RESUMED
         worker.go_on(fresh, resumed.body["received"])
@@ -139,5 +147,5 @@ def test_a_link_that_is_closed_while_its_worker_waits_for_an_answer_ends_at_once
     with serving([0]) as (worker, it):
         push(worker, it, 1.0)
         it.came.get(timeout=5)
-        it.peer.close()
-        assert not it.peer._thread.is_alive()
+        it.carrier.close()
+        assert not it.carrier.link.alive

@@ -1,65 +1,16 @@
-"""Whom the lead server answers when leases are there again, and the record that it takes over."""
+"""The record of applied pushes, which the next leader takes over."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from paceline.core.decider import Decider
-from paceline.core.events import Leave
-from paceline.core.leases import Lease
-from paceline.core.steps import Steps
 from paceline.core.totals import Applied
 from paceline.observe.record.thinning import Thinning
-from paceline.ps.ordering import Ordering
-from paceline.ps.peers import WorkerPeer
 from paceline.ps.push_record import PushRecord, open_pushes
-from tests.deciding import replay
 from tests.unit.test_lead import Worker, lead_of
 
 ALL = Thinning(1_000)
-
-
-class Server(Ordering):
-    """Orders for a decider with worker 0, which holds every lease, and worker 1, which waits for some."""
-
-    def __init__(self, lead: Decider) -> None:
-        self.config: Any = SimpleNamespace(replicas=1, records_mb=1, clip_norm=None)
-        self._begin_ordering(lead, adoption=None, gate=None)  # type: ignore[arg-type]
-        self._executor: Any = SimpleNamespace(peers={1: 1})
-        self._record: Any = SimpleNamespace(pending=[])
-        self.granted: list[int] = []
-
-    def _order(self, steps: Steps) -> None:
-        pass
-
-    def _grant(self, peer: WorkerPeer, leases: tuple[Lease, ...], *, over: bool) -> None:
-        self.granted.append(sum(lease.samples for lease in leases))
-
-
-def parked() -> Decider:
-    lead = lead_of("asp", samples=4).decider
-    replay(lead, ["take", 0, 0, 8, False, 1])
-    leases, _ = replay(lead, ["take", 1, 0, 8, True, 5])
-    assert leases is None and lead.parks
-    return lead
-
-
-def test_who_waits_here_is_answered_when_another_worker_leaves() -> None:
-    server = Server(parked())
-    server._taking.add(1)
-    server._act(server._do(Leave(0, 0, False)).steps)
-    assert server.granted == [4]
-
-
-def test_who_asked_the_lead_before_is_answered_when_it_asks_again() -> None:
-    """It does not read answers to what it has not asked here."""
-    server = Server(parked())
-    server._act(server._do(Leave(0, 0, False)).steps)
-    assert server.granted == []
-    number, leases, _ = server._decider.roster.grants[1]
-    assert number == 5 and sum(lease.samples for lease in leases) == 4
 
 
 @pytest.mark.parametrize("written", [0, 1, 3, 4, 6])

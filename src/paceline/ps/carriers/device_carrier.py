@@ -1,0 +1,128 @@
+"""DeviceCarrier: gradients and parameters lie on a device that the worker and the server both use."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from paceline.comm import Connection, Kind, Region
+from paceline.comm.device import FLAGS_BYTES, DeviceBlock, FlagFence, Flags
+from paceline.comm.fence import Fence
+from paceline.comm.frames import field
+from paceline.exceptions import FrameError
+from paceline.ps.carriers.carrier import Attaching
+from paceline.ps.contributions import Copy, Gradients
+from paceline.ps.device_parameters import DeviceParameters
+from paceline.ps.shard import Shard
+
+__all__ = ["PUSHED", "REPLIED", "DeviceCarrier"]
+
+PUSHED, REPLIED = 0, 1
+"""Flags of a link: the worker raises one with every push, the server the other with every reply."""
+
+
+class DeviceCarrier:
+    """The server owns all memory, and tells the worker its handles. Messages bring numbers of the flags that
+    the other side's device waits for; no CPU waits.
+
+    Raises:
+        FrameError: the worker did not send its flags along, or the parameters are not on a device.
+        torch.OutOfMemoryError: the device has no room for the worker's gradients.
+    """
+
+    checked = False
+    streams = False
+    has_thread = False
+
+    def __init__(self, attaching: Attaching) -> None:
+        if attaching.on_device is None:
+            raise FrameError("a worker that shares a device, and the parameters are in host memory")
+        if len(attaching.frame.descriptors) != 1:
+            raise FrameError("a worker that shares a device attaches with its flags")
+        self._connection = attaching.connection
+        self._layout = attaching.layout
+        self._memory: DeviceParameters = attaching.on_device
+        region = Region.attach(attaching.frame.descriptors[0], FLAGS_BYTES)
+        self._flags: Flags = self._memory.device.flags(region)
+        region.close_descriptor()
+        self._slot: DeviceBlock = self._memory.take()
+        self._copy: DeviceBlock | None = None
+        self._shard = attaching.shard
+        self.gradients = Gradients(self._slot.memory, self._layout, self._shard.slices)
+        self.copy: Copy | None = None
+        self._untold: dict[str, Any] = {}
+        """Fields of the next message: memory that the worker has not been told of."""
+        self._body: dict[str, Any] = {}
+        self._replies = 0
+        self._closed = False
+        self.read_in_place(attaching.in_place)
+
+    def refit(self, shard: Shard) -> None:
+        """See Carrier."""
+        self._shard = shard
+        self.gradients = Gradients(self._slot.memory, self._layout, shard.slices)
+        if self.copy is not None and self._copy is not None:
+            self.copy = shard.copy_in(self._copy.memory)
+
+    def read_in_place(self, in_place: bool) -> None:
+        """See Carrier. The copy's memory is taken when the mode first wants one."""
+        if in_place:
+            self.copy = None
+            return
+        if self._copy is None:
+            self._copy = self._memory.take()
+            self._untold["copy"] = self._copy.handle.hex()
+        self.copy = self._shard.copy_in(self._copy.memory)
+
+    def ready(self, message: dict[str, Any]) -> Fence | None:
+        """See Carrier."""
+        return FlagFence(self._flags, PUSHED, field(message, "fence", int))
+
+    def pushed_parameters(self) -> Sequence[Tensor]:
+        """See Carrier."""
+        return self.gradients.flat
+
+    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+        """See Carrier."""
+        handles = {"parameters": self._memory.handle.hex(), "gradients": self._slot.handle.hex()}
+        self._connection.send(Kind.ATTACHED, {**facts, **handles, **self._reply_fields()})
+
+    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
+        """See Carrier."""
+        self._body = body
+        return (self.copy,) if fetch and self.copy is not None else ()
+
+    def slice_ready(self, position: int) -> None:
+        """See Carrier."""
+
+    def end_reply(self) -> None:
+        """See Carrier. The message overtakes the work: the worker's device waits for it."""
+        self._connection.send(Kind.ADMIT, {**self._body, **self._reply_fields()})
+
+    def _reply_fields(self) -> dict[str, Any]:
+        self._replies += 1
+        self._flags.raise_in_order(REPLIED, self._replies)
+        untold, self._untold = self._untold, {}
+        return {"fence": self._replies, **untold}
+
+    def skip(self) -> None:
+        """See Carrier."""
+
+    def resume(self, connection: Connection, received: int) -> None:
+        """See Carrier."""
+        connection.send(Kind.RESUMED, {"received": self._connection.received})
+        self._connection.go_on(connection, received)
+
+    def release(self) -> None:
+        """See Carrier."""
+        self._flags.release(PUSHED)
+
+    def close(self) -> None:
+        """See Carrier."""
+        self._connection.close()
+        self.release()
+        if not self._closed:
+            self._closed = True
+            self._memory.give_back(self._slot)
+            if self._copy is not None:
+                self._memory.give_back(self._copy)

@@ -1,0 +1,83 @@
+"""HostDevice: takes a GPU's place in tests. Its memory is the host's, and the CPU does its work at once.
+
+`paceline run --device paceline.testing.host_device:HostDevice` runs all that a run on a GPU does, in every
+process of it, except for what CUDA does.
+"""
+
+import json
+import os
+import time
+
+import torch
+from torch import Tensor
+
+from paceline.comm.device import Flags
+from paceline.comm.memory import Region
+from paceline.exceptions import LinkError
+
+__all__ = ["HostDevice"]
+
+_PATIENCE_S = 60.0
+
+
+class HostBlock:
+    """See DeviceBlock. The handle names a descriptor of the process that made it."""
+
+    def __init__(self, region: Region, handle: bytes) -> None:
+        self.memory = torch.frombuffer(region.buffer, dtype=torch.uint8)
+        self.handle = handle
+        self._region = region
+
+    def close(self) -> None:
+        """See DeviceBlock."""
+        self._region.close()
+
+
+class HostFlags(Flags):
+    """See Flags. A thread waits where a device would."""
+
+    def raise_in_order(self, flag: int, value: int) -> None:
+        """See Flags."""
+        self.raise_now(flag, value)
+
+    def wait_in_order(self, flag: int, value: int) -> None:
+        """See Flags. LinkError after a minute."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self.raised(flag, value):
+            if time.monotonic() > deadline:
+                raise LinkError(f"flag {flag} was not raised to {value} within {_PATIENCE_S:g} s")
+            time.sleep(0.0001)
+
+
+class HostDevice:
+    """See SharedDevice."""
+
+    def __init__(self) -> None:
+        self.where = torch.device("cpu")
+        self.id = "host:0"
+
+    def allocate(self, nbytes: int) -> HostBlock:
+        """See SharedDevice."""
+        region = Region.create(nbytes)
+        return HostBlock(region, json.dumps([os.getpid(), region.fd]).encode())
+
+    def open(self, handle: bytes, nbytes: int) -> HostBlock:
+        """See SharedDevice."""
+        pid, fd = json.loads(handle)
+        try:
+            mine = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise LinkError(f"the memory of another process cannot be opened: {error}") from error
+        return HostBlock(Region.attach(mine, nbytes), handle)
+
+    def flags(self, region: Region) -> HostFlags:
+        """See SharedDevice."""
+        return HostFlags(region)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """See SharedDevice."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def free_bytes(self) -> int:
+        """See SharedDevice."""
+        return 1 << 40
