@@ -117,7 +117,7 @@ class Holding(Executor):
         config: Any = SimpleNamespace(rank=2, mode="bsp")
         super().__init__(config, Faults.parse(""), NO_SPANS)
         self.placement = Placement(0, frozenset({0, 1}), ((0, 1), (1, 0)))
-        self.shard: Any = "parameters"
+        self.shard: Any = SimpleNamespace(take_refusals=dict)
         self.placed: list[int] = []
 
     def _place(self, placement: Placement) -> None:

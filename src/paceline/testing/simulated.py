@@ -318,6 +318,7 @@ class SimulatedRun:
         worker.model.zero_grad()
         self._backward(worker.model, self._indices(worker.lease))
         yield from worker.stepper.step()
+        worker.stepper.step_ended()
         if worker.lease is not None:  # no push has covered it
             worker.unsent.append(worker.lease.id)
             worker.unsent_samples += worker.lease.samples

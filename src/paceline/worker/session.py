@@ -340,6 +340,7 @@ class RunSession(Session):
             run.exchange.answer(side, request)
         with run.exchange.lock:  # the root's pushes cover its group's samples
             self._account.end_step(keep=run.speaks)
+            side.stepper.step_ended()
         if run.free is not None:
             run.free.wake()
         self._view.clock += 1

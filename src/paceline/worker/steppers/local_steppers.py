@@ -157,16 +157,26 @@ class InPlaceStepper(Stepper):
 class FreeStepper(Stepper):
     """dogwild: the script's optimizer steps here; `flush`, called by another thread, carries what changed.
 
-    The two threads share the parameters and no lock, so a write can get lost.
+    The two threads share the parameters and no lock, so a write can get lost. A step counts as unsent from its
+    end on: a flush during the step may have carried none of it, so another flush must follow.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._sent = [near.clone() for near in self._near]
 
+    def step(self) -> Iterator[Request]:
+        """See Stepper."""
+        self.steps += 1
+        return self._step()
+
     def _step(self) -> Iterator[Request]:
         self._local_step()
         yield from ()
+
+    def step_ended(self) -> None:
+        """See Stepper."""
+        self.unsent += 1
 
     def _exchange(self) -> Iterator[Request]:
         with torch.no_grad():

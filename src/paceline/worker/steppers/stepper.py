@@ -90,6 +90,9 @@ class Stepper(ABC):
         self.unsent += 1
         yield from self._step()
 
+    def step_ended(self) -> None:
+        """The step is made, and the account has its samples. No other thread flushes meanwhile."""
+
     def flush(self) -> Iterator[Request]:
         """Push what no push has covered: the script is through."""
         if self.unsent:
