@@ -27,7 +27,7 @@ from paceline.core.server.lead_reports import (
 )
 from paceline.core.server.lead_settings import LeadSettings
 from paceline.core.server.present import Present
-from paceline.core.server.standby import Standby
+from paceline.core.server.standby import Standby, records_to_json
 from paceline.core.server.worker_requests import (
     CallRequest,
     PullRequest,
@@ -273,6 +273,24 @@ def test_a_new_server_knows_which_requests_were_answered_without_it() -> None:
     (taken,) = led.of(TakeIn)
     assert taken.answered == {0: 1, 1: 2} and taken.decider is not None
     assert led.machine.present.ordered.servers == {0, 1, 2}
+
+
+def test_a_new_server_gets_the_records_that_the_state_it_gets_knows_of() -> None:
+    """The push that makes the last worker ready is applied behind that state: an event brings it."""
+    led = Led("asp", servers=2, replicas=1)
+    led.push(1, 0)
+    led.machine.newcomer_came(2, {"port": 2})
+    led.do(led.machine.server_adopted(2))
+    number = led.machine.present.ordered.number + 1
+    led.do(led.machine.request(PullRequest(1, 2, ready=number), 0.0))
+    push = Push(PushId(0, 0, 0), 1, 4, (), False)
+    led.do(led.machine.request(PushRequest(0, 1, push, ready=number), 0.0))
+    (taken,) = led.of(TakeIn)
+    assert [record.push.id for record in taken.records] == [PushId(1, 0, 0)]
+    newcomer = Standby(Decider(parse_mode("asp")))
+    newcomer.begin_here(taken.decider, records_to_json(taken.records))
+    assert newcomer.decider.totals.pushes == len(newcomer.records) == 1
+    assert [record.push.id for record in led.applied] == [PushId(1, 0, 0), PushId(0, 0, 0)]
 
 
 def test_a_switch_is_told_when_it_takes_effect() -> None:

@@ -227,7 +227,7 @@ class Leader:
             case actions.FailRun(error):
                 self._controller.fail(error)
             case actions.TakeIn():
-                self._replicator.take_in(action, self._record.pending)
+                self._replicator.take_in(action)
             case actions.LeaveBehind(server):
                 self._replicator.leave_behind(server)
             case actions.EndFollower(server):
@@ -310,8 +310,7 @@ class Leader:
             with self._ends_run:
                 self._desk.adopt_if_ready(self._machine)
             return
-        machine, position = self._machine, field(body, "position", int)
-        self._replicator.catch_up(link, position, machine.order, self._record.pending)
+        self._replicator.catch_up(link, field(body, "position", int), self._machine.order)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """A message of a worker, a follower or the controller."""

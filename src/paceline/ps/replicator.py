@@ -15,7 +15,6 @@ from paceline.core.server.lead_actions import Order, TakeIn
 from paceline.core.server.run_order import RunOrder
 from paceline.core.server.standby import records_to_json
 from paceline.core.steps import steps_to_json
-from paceline.core.totals import Applied
 from paceline.exceptions import LinkError
 from paceline.params import bytes_of
 from paceline.ps.adoption import Adoption
@@ -98,12 +97,8 @@ class Replicator:
             with contextlib.suppress(LinkError):
                 link.send(Kind.ORDER, body)
 
-    def take_in(self, newcomer: TakeIn, records: list[Applied]) -> None:
-        """Let a new server follow from here on.
-
-        Args:
-            records: of applied pushes that are not written yet.
-        """
+    def take_in(self, newcomer: TakeIn) -> None:
+        """Let a new server follow from here on."""
         link = self._newcomers.pop(newcomer.server)
         body: dict[str, Any] = {
             "steps": [],
@@ -113,7 +108,7 @@ class Replicator:
         }
         if newcomer.decider is not None:
             body["decider"] = newcomer.decider
-            body["records"] = records_to_json(records)
+            body["records"] = records_to_json(newcomer.records)
         with contextlib.suppress(LinkError):
             link.send(Kind.ORDER, body)
         self.add_follower(newcomer.server, link)
@@ -122,13 +117,12 @@ class Replicator:
         """A server holds nothing any more."""
         self._left_behind[server] = self._followers.pop(server)
 
-    def catch_up(self, link: Connection, position: int, order: RunOrder, records: list[Applied]) -> None:
+    def catch_up(self, link: Connection, position: int, order: RunOrder) -> None:
         """A follower of the leader before has come. It lacks steps that only this server has heard of, and
         the events that this leader has decided on meanwhile: it is sent the decider's state as it is now.
 
         Args:
             position: how far it is in the order.
-            records: of applied pushes that are not written yet.
 
         Raises:
             LinkError: the steps that it lacks are not kept any more.
@@ -140,7 +134,7 @@ class Replicator:
             "steps": steps_to_json(steps),
             "held": steps_to_json(order.sequencer.held),
             "decider": decider_state_to_json(order.decider.state()),
-            "records": records_to_json(records),
+            "records": records_to_json(order.unwritten),
         }
         link.send_aside()
         link.send(Kind.ORDER, body)

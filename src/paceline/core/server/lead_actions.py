@@ -8,6 +8,7 @@ from paceline.core.leases import Lease
 from paceline.core.placement import Placement
 from paceline.core.server.lead_reports import LeaderReport
 from paceline.core.steps import Steps
+from paceline.core.totals import Applied
 from paceline.exceptions import PacelineError
 
 __all__ = [
@@ -121,6 +122,8 @@ class TakeIn(NamedTuple):
     """The placement before the server's first one: it says which servers send it slices."""
     decider: Any
     """State of the decider as JSON; None without replicas."""
+    records: tuple[Applied, ...] = ()
+    """Records of applied pushes that are in this state, and that the leader has not written yet."""
 
 
 class LeaveBehind(NamedTuple):

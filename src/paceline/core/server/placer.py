@@ -176,7 +176,9 @@ class Placer:
         answered = {worker: n - (worker in owed) for worker, n in decider.roster.requests.items()}
         state = decider_state_to_json(decider.state()) if self._settings.replicates else None
         # It may have adopted the model under an earlier placement.
-        self._out.put(TakeIn(server, self._order.log.position, answered, self._present.ordered, state))
+        records = self._order.unwritten if self._settings.replicates else ()
+        position = self._order.log.position
+        self._out.put(TakeIn(server, position, answered, self._present.ordered, state, records))
         self.followers.add(server)
 
     def _leave_behind(self, server: int) -> None:

@@ -57,6 +57,11 @@ class RunOrder:
         self._events: list[Event] = []
         """Events that the followers have not been sent yet."""
 
+    @property
+    def unwritten(self) -> tuple[Applied, ...]:
+        """Records of applied pushes that this server has not written yet."""
+        return tuple(self._applied)
+
     def happen(self, event: Event) -> Ruling:
         """Let something happen to the decider; the followers will hear of it with the next Order."""
         if self._replicates:

@@ -157,8 +157,8 @@ class InPlaceStepper(Stepper):
 class FreeStepper(Stepper):
     """dogwild: the script's optimizer steps here; `flush`, called by another thread, carries what changed.
 
-    The two threads share the parameters and no lock, so a write can get lost. A step counts as unsent from its
-    end on: a flush during the step may have carried none of it, so another flush must follow.
+    The two threads share the parameters and no lock, so a write can get lost. A step counts as unsent from
+    its end on: a flush during the step may have carried none of it, so another flush must follow.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -92,6 +92,7 @@ class Stepper(ABC):
 
     def step_ended(self) -> None:
         """The step is made, and the account has its samples. No other thread flushes meanwhile."""
+        return
 
     def flush(self) -> Iterator[Request]:
         """Push what no push has covered: the script is through."""
