@@ -30,6 +30,10 @@ _WAIT_GREATER_OR_EQUAL = 0
 _GRANULE = 2 << 20
 """Smaller allocations may share a page of the device with others, and with it a handle."""
 
+_registered: list[Region] = []
+"""Regions that the driver has registered. The list keeps them mapped: the driver does not notice unmapping,
+and would refuse the next region at the same address."""
+
 
 class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * _HANDLE_BYTES),)
@@ -97,6 +101,7 @@ class CudaFlags(Flags):
         status = int(runtime.cudaHostRegister(words.data_ptr(), words.numel(), _REGISTER_MAPPED))
         if status:
             raise LinkError(f"CUDA error: memory for flags cannot be registered (code {status})")
+        _registered.append(region)
         seen = ctypes.c_uint64()
         host = ctypes.c_void_p(words.data_ptr())
         _check(_driver().cuMemHostGetDevicePointer_v2(ctypes.byref(seen), host, 0), "flags on the device")
