@@ -472,6 +472,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes_to_the_same_bits(run, tmp_path)
     assert_same_bits(everything(ran), everything(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGHUP]))
 def test_a_signal_leaves_a_checkpoint_even_if_a_worker_hangs(run, tmp_path, number):
     """Worker 1 is stuck in its sixth step: the checkpoint has the five before, and all is gone in seconds."""

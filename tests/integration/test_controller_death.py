@@ -101,6 +101,7 @@ def assert_same_model(one: Ran, other: Ran) -> None:
         assert torch.equal(other.model[name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_training_goes_on_when_the_controller_is_killed(run, tmp_path, link):
     source = KILLS + "train(prepared(samples=240), epochs=8, at_step=computing)"

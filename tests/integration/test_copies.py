@@ -98,6 +98,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", first(1, RUNS, ids=[str(n) for n in range(len(RUNS))]))
 def test_copies(run: Any, tmp_path: Any, settings: dict[str, Any]) -> None:
     (tmp_path / "classes.py").write_text(CLASSES)

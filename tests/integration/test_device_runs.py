@@ -12,6 +12,7 @@ import torch
 
 from paceline.exceptions import PlanError, UsageError
 from paceline.plan import Job, make_plan
+from tests.speed import first
 
 STAND_IN = "paceline.testing.host_device:HostDevice"
 PLACES = [
@@ -96,19 +97,22 @@ def check_alike(place, one, other, *, rtol=1e-4, atol=1e-5):
 
 @pytest.mark.parametrize(
     "mode",
-    [
-        "bsp",
-        "asp",
-        "ssp:1",
-        "asp+damping=dc",
-        "asp+damping=gap",
-        "downpour:2,2",
-        "easgd:2",
-        "local:2",
-        "diloco:2",
-        "hogwild",
-        "bsp+period=2",
-    ],
+    first(
+        4,
+        [
+            "bsp",
+            "asp",
+            "asp+damping=dc",
+            "local:2",
+            "ssp:1",
+            "asp+damping=gap",
+            "downpour:2,2",
+            "easgd:2",
+            "diloco:2",
+            "hogwild",
+            "bsp+period=2",
+        ],
+    ),
 )
 def test_a_worker_alone_gets_what_it_gets_in_host_memory(run, place, mode):
     there, here = run(source(), mode=mode, **on(place)), run(source(), mode=mode, workers=1)
@@ -120,15 +124,18 @@ def test_a_worker_alone_gets_what_it_gets_in_host_memory(run, place, mode):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        "torch.optim.SGD(model.parameters(), lr=0.1)",
-        "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
-        "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)",
-        "torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)",
-        "torch.optim.AdamW(model.parameters(), lr=0.01)",
-        "torch.optim.RMSprop(model.parameters(), lr=0.01)",
-        "torch.optim.Adagrad(model.parameters(), lr=0.05)",
-    ],
+    first(
+        3,
+        [
+            "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
+            "torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)",
+            "torch.optim.RMSprop(model.parameters(), lr=0.01)",
+            "torch.optim.SGD(model.parameters(), lr=0.1)",
+            "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)",
+            "torch.optim.AdamW(model.parameters(), lr=0.01)",
+            "torch.optim.Adagrad(model.parameters(), lr=0.05)",
+        ],
+    ),
 )
 def test_every_optimizer_steps_as_in_host_memory(run, place, optimizer):
     script = source(optimizer=optimizer)
@@ -210,6 +217,7 @@ def test_a_killed_worker_is_replaced_and_no_sample_is_lost(run, place, mode):
     assert ran.status.restarts == 1
 
 
+@pytest.mark.slow
 def test_a_killed_server_sends_the_run_back_to_its_checkpoint(run, place):
     killed = []
 
@@ -226,6 +234,7 @@ def test_a_killed_server_sends_the_run_back_to_its_checkpoint(run, place):
     assert all(value.isfinite().all() for value in ran.model.values())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(run, place):
     stop = "step == 10 and not (RUN_DIR / 'again').exists() and sys.exit(3)"
     adam = "torch.optim.Adam(model.parameters(), lr=0.01)"
@@ -240,6 +249,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(run, place):
         assert torch.equal(resumed.model[name], value), name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_device_goes_on_in_host_memory(run, place):
     stop = "step == 10 and not (RUN_DIR / 'again').exists() and sys.exit(3)"
     settings = {"mode": "bsp", "checkpoint_every": 4}
@@ -250,6 +260,7 @@ def test_a_checkpoint_of_a_device_goes_on_in_host_memory(run, place):
     check_alike(place, resumed, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [("6=asp",), ("6=ssp:1", "12=bsp")])
 def test_a_run_changes_its_mode(run, place, schedule):
     """Workers that read in place get a copy of their own, and the other way round."""

@@ -89,6 +89,7 @@ for _, batches in until_enough(loader):
 """
 
 
+@pytest.mark.slow
 def test_the_guard_goes_back_to_what_was_kept(run, monkeypatch):
     monkeypatch.setattr(training_guard, "_SNAPSHOT_S", 0.3)
     versions = []

@@ -340,6 +340,7 @@ train(prepared(), at_step=fate)
     assert "failed like this" in ran.error
 
 
+@pytest.mark.slow
 def test_a_server_without_file_descriptors_is_replaced_by_its_replica(run, tmp_path):
     """When a worker that replaces another one wants to connect to it, the server cannot accept that."""
     source = """
@@ -463,6 +464,7 @@ def test_a_killed_server_sends_the_run_back_to_its_checkpoint(run, rank, mode, l
         assert torch.equal(ran.model[name], value), name
 
 
+@pytest.mark.slow
 def test_a_killed_server_sends_a_run_without_a_checkpoint_back_to_its_beginning(run):
     ran = run(SLOWLY, workers=2, servers=2, mode="asp", threads=1, args=("4",), watch=kills_servers(1))
     assert_every_sample_once(ran, epochs=4)
@@ -481,6 +483,7 @@ def test_servers_may_be_killed_again_and_again(run):
     assert sum("went back" in m for m in ran.status.messages) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_member_sends_its_group_back(run):
     def watch(status, lines, engine):
         if status.version > 6 and not killed and "worker:1" in engine.pids():
@@ -600,6 +603,7 @@ def run_command_that_kills(
     return done
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_controller_that_was_killed_with_the_fork_server(tmp_path):
     """The fork server would have had it replaced (test_controller_death.py)."""
     shared = set(os.listdir("/dev/shm"))
@@ -621,6 +625,7 @@ def test_a_run_goes_on_when_the_fork_server_was_killed(tmp_path):
 # --- who hangs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", first(1, ["tcp", "shm"]))
 def test_a_worker_that_hangs_in_a_round_is_named_within_the_deadline(run, link):
     source = """
@@ -636,6 +641,7 @@ train(prepared(), at_step=fate)
     assert "for worker:1; the deadline is 1.5 s (--deadline)" in ran.error
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_with_its_leases_is_named_though_others_did_its_work(run):
     source = """
 def fate(step):
@@ -651,6 +657,7 @@ train(prepared(samples=200), at_step=fate)
     assert ran.status.samples == 400, "what it held was done by the other one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", first(1, [3, 0]))
 def test_a_worker_that_hangs_in_the_middle_of_a_frame_does_not_hold_up_the_run(run, restarts):
     """Its link ends, so that the others go on without it; its process neither ends nor notices."""
@@ -673,6 +680,7 @@ train(prepared(samples=200), at_step=fate)
         assert "DeadlineError: worker:" in ran.error and text in ran.error
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_in_the_last_epoch_is_named_when_the_others_have_finished(run):
     source = """
 def fate(step):
@@ -718,6 +726,7 @@ train(prepared(), epochs=itertools.count(), at_step=fate)
     assert "for worker:1; the deadline is 1.5 s (--deadline)" in ran.error
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_ended_and_the_run_goes_back(run):
     stopped = []
 

@@ -82,6 +82,7 @@ def test_a_frame_that_is_damaged_or_lost_comes_again_and_nobody_is_replaced(
     assert "is back over another socket" in ran.log("server", 0) + ran.log("server", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", first(1, ["tcp", "shm"]))
 def test_with_a_tenth_of_all_frames_lost_doubled_or_out_of_order_bsp_is_bitwise_the_same(
     run, monkeypatch, link

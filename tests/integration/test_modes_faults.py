@@ -51,6 +51,7 @@ def test_a_worker_killed_in_an_epoch_is_replaced_and_every_sample_is_applied_onc
     assert_books(ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", first(1, MODES))
 def test_a_stopped_run_is_resumed_and_every_sample_is_applied_once(run, mode):
     """Ctrl-C in the middle of periods: steps that no push had covered are made again."""

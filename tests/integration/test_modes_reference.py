@@ -674,6 +674,7 @@ def test_downpour_over_tcp(run):
     assert_as_replayed(ran, problem, sums(problem, 2, 3), applied_with_adagrad(problem))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", first(1, ["tcp", "shm"]))
 def test_downpour_over_links_that_break_again_and_again(run, monkeypatch, link):
     """Some of its requests bring nothing back and some carry nothing, and orders overtake them."""
@@ -686,6 +687,7 @@ def test_downpour_over_links_that_break_again_and_again(run, monkeypatch, link):
     assert "is back over another socket" in ran.log("server", 0) + ran.log("server", 1)
 
 
+@pytest.mark.slow
 def test_downpour_on_digits(run):
     ran = go(run, "downpour:2,2+outer=own", workers=2, **{**DIGITS, "lr": 0.1}, **SLOW)
     problem = problem_of("digits", lr=0.1, samples=60)
@@ -746,6 +748,7 @@ def test_easgd_over_tcp_with_a_beta_of_its_own(run):
     assert_as_replayed(ran, problem, elastic(problem, 2), drawn_together(0.25))
 
 
+@pytest.mark.slow
 def test_easgd_on_digits(run):
     ran = go(run, "easgd:3", workers=2, **DIGITS, **SLOW)
     assert_as_replayed(ran, digits(), elastic(digits(), 3), drawn_together(0.45))
@@ -795,6 +798,7 @@ def test_local_and_diloco_with_adam_inside(run, mode):
     assert_as_replayed(ran, problem, deltas(problem, 4, adam), ROUNDS[mode]())
 
 
+@pytest.mark.slow
 def test_diloco_on_digits(run):
     ran = go(run, "diloco:4", workers=2, **{**DIGITS, "lr": 0.1})
     problem = problem_of("digits", lr=0.1, samples=60)

@@ -199,6 +199,7 @@ def test_staleness_is_what_the_servers_log_says(run, mode):
 # --- a run that was killed ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_run_can_be_looked_at(tmp_path):
     """SIGKILL of everything: what it did until then is there."""
     script = tmp_path / "endless.py"

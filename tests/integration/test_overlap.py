@@ -346,6 +346,7 @@ result(steps)
 # --- checkpoints --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_resuming_an_overlapped_run_equals_not_having_stopped(run, tmp_path):
     """BatchNorm, dropout, random augmentation and schedulers: the worker's part is of the very round."""
     job = {"overlap": True}
@@ -374,6 +375,7 @@ def test_a_prefetching_run_is_checkpointed_and_resumed(run, tmp_path):
 # --- torch's other ways ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_compiled_model_gives_the_same_bits(run):
     source = TRAIN.replace("for epoch", 'model = torch.compile(model, backend="eager")\nfor epoch')
     plain, hidden = (
@@ -439,6 +441,7 @@ def test_a_killed_server_is_named_at_once(run, settings):
     assert ran.error.startswith("server:1: was killed by SIGKILL, ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", first(1, HIDDEN[:2]))
 def test_a_server_that_hangs_is_named(run, settings):
     stopped = []
@@ -455,6 +458,7 @@ def test_a_server_that_hangs_is_named(run, settings):
     assert "DeadlineError" in ran.error and "server:1" in ran.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", first(1, [{"mode": "bsp", "overlap": True}, {"mode": "ssp:0", "prefetch": 2}])
 )

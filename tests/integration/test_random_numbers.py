@@ -122,6 +122,7 @@ result(seen)
 """
 
 
+@pytest.mark.slow
 def test_a_script_alone_is_given_the_seed_of_the_order(run, tmp_path):
     ran = run(ORDER, workers=1, mode="asp", threads=1, seed=7)
     assert ran.error is None, ran.error

@@ -420,6 +420,7 @@ loader = DataLoader(Stream(), batch_size=4)
 model, optimizer,"""
 
 
+@pytest.mark.slow
 def test_a_stream_is_refused(run):
     source = source_with("\nmodel, optimizer,", STREAM)
     ran = go(run, source=source)

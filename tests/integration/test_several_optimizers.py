@@ -213,6 +213,7 @@ def test_a_worker_killed_between_two_optimizers_is_replaced_and_falls_into_step(
     assert all(value.isfinite().all() for value in ran.model.values())
 
 
+@pytest.mark.slow
 def test_a_script_alone_computes_the_same_bits_as_a_plain_loop(tmp_path):
     script = tmp_path / "train.py"
     save = "torch.save([m.state_dict() for m in (g, d, teacher)], RUN_DIR / 'models.pt')"

@@ -260,6 +260,7 @@ def test_a_switch_before_the_script_reaches_prepare(
         assert_every_sample_once(ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", first(1, [2, 1]))
 @pytest.mark.parametrize("link", first(1, ["shm", "tcp"]))
 def test_a_run_goes_through_all_modes_without_losing_or_repeating_a_sample(run, ask, link, servers):
@@ -723,6 +724,7 @@ def stops_after(version: int, watch: Callable[..., None] = lambda *_: None) -> C
     return watching
 
 
+@pytest.mark.slow
 def test_a_resume_after_a_switch_goes_on_in_the_switched_mode(run, ask):
     answers: list[Any] = []
 
@@ -813,6 +815,7 @@ def test_the_guard_falls_back_to_a_tighter_mode_when_the_loss_diverges(run):
     assert switched.startswith("from update ") and switched.endswith(" on in mode ssp:4")
 
 
+@pytest.mark.slow
 def test_the_guard_leaves_a_healthy_run_alone(run):
     def watch(status: RunStatus, lines: list[str], engine: Any) -> None:
         if status.version > 2000:

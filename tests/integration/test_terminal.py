@@ -18,6 +18,7 @@ def recorded(columns: int) -> list[str]:
     return match[1].splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", first(1, (60, 120)))
 def test_bars_in_a_terminal(tmp_path: Path, columns: int) -> None:
     most: dict[str, int] = {}

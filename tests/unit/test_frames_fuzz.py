@@ -86,6 +86,7 @@ def parse(data: bytes, key: bytes) -> None:
     frames.decode_body(body)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_damaged_frames_are_refused_by_the_parser() -> None:
     random_ = random.Random(20261115)
     key = KEYS.send
