@@ -6,7 +6,6 @@ check, the default, the commands and roles that get it. The command line, job fi
 everywhere. What only a machine can refuse (a script that is not there) is the plan's business.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from typing import Any, Self
 
 from paceline.comm.compression import COMPRESSION_FORMS, parse_compression
 from paceline.comm.transfer import Transfer
+from paceline.core.local_spec import LOCAL_FORMS, parse_local
 from paceline.core.modes import parse_mode, parse_schedule
-from paceline.core.modes.presets import DAMPINGS, HINTS
+from paceline.core.modes.presets import HINTS
 from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.checks import (
@@ -29,6 +29,7 @@ from paceline.plan.checks import (
     whole_number,
 )
 from paceline.plan.devices import SERVER_DEVICES, check_device
+from paceline.plan.knobs import KNOBS
 from paceline.plan.option import (
     COMMUNICATION,
     CONSISTENCY,
@@ -133,6 +134,18 @@ class Job:
     """Keep each worker on CPU cores of its own, as many as it has threads (Linux). The kernel then cannot
     move two workers to one core. Turn it on when workers have the machine to themselves and step times
     vary."""
+
+    local: str = option(
+        "none",
+        check=in_one_form(parse_local),
+        metavar="|".join(LOCAL_FORMS),
+        help="Compute each batch in K parts, side by side, inside every worker.",
+        panel=PROCESSES,
+        commands=EVERY_COMMAND,
+        roles=("worker",),
+    )
+    """How a worker computes a batch: as it is, or in K parts, each on a replica of the model in a thread or a
+    process of its own. Loss and gradients are those of the whole batch (docs/parallelism.md)."""
 
     device: str | None = option(
         None,
@@ -527,42 +540,6 @@ class Job:
 
 JOB_OPTIONS: tuple[Option, ...] = options_of(Job)
 """The declarations of all settings, in the order of `--help`."""
-
-KNOBS: tuple[Option, ...] = tuple(
-    dataclasses.replace(knob, flags=(f"--{knob.name}",), panel=CONSISTENCY)
-    for knob in (
-        Option(
-            name="staleness",
-            kind=int | None,
-            metavar="S",
-            help="With --mode ssp: the same as --mode ssp:S.",
-            commands=EVERY_COMMAND,
-        ),
-        Option(
-            name="period",
-            kind=int | None,
-            metavar="N",
-            help="With bsp, backup, ssp, asp: local steps between exchanges.",
-            commands=NEW_RUNS,
-        ),
-        Option(
-            name="quorum",
-            kind=int | None,
-            metavar="N",
-            help="With asp, ssp: gradients that make one update.",
-            commands=NEW_RUNS,
-        ),
-        Option(
-            name="damping",
-            kind=str | None,
-            metavar="HOW",
-            help="With asp, ssp, downpour: what is done about stale gradients: momentum (unless you say "
-            f"otherwise), {', '.join(DAMPINGS[2:])}, or none, the papers' plain rule.",
-            commands=NEW_RUNS,
-        ),
-    )
-)
-"""Options of the command line that are parts of `mode`, and no settings of their own."""
 
 
 def command_options(command: Command) -> list[Option]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from paceline.comm.faults import Faults
 from paceline.comm.impairment import LINK_CONDITIONS, LinkConditions
 from paceline.comm.protection import BLOCKS, protection
+from paceline.core.local_spec import parse_local
 from paceline.core.modes import ModeSpec, parse_mode, parse_schedule
 from paceline.exceptions import PlanError, UsageError
 from paceline.plan.capacity import Demand, HostLimits, check_capacity
@@ -157,7 +158,7 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
     demand = Demand(
         workers=job.workers,
         servers=count,
-        worker_threads=threads,
+        worker_threads=max(threads, parse_local(job.local).count),
         server_threads=cores,
         shares_memory=shares_memory,
     )
@@ -169,7 +170,7 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
         roles=(*servers, *workers),
         mode=mode,
         groups=groups,
-        warnings=(*_warnings(job, mode, cores), *tls_warnings),
+        warnings=(*_warnings(job, mode, cores), *_local_warnings(job, threads), *tls_warnings),
     )
 
 
@@ -244,6 +245,16 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
             "Only the benchmark of what checks cost may do that: unset it"
         )
     return tuple(found)
+
+
+def _local_warnings(job: Job, threads: int) -> tuple[str, ...]:
+    spec = parse_local(job.local)
+    if spec.count <= threads:
+        return ()
+    return (
+        f"local={spec} in workers of {threads} CPU threads each: the replicas take turns on the cores. Give "
+        f"--threads {spec.count} if a worker has that many cores, or fewer workers",
+    )
 
 
 def _threads_wished() -> int | None:

@@ -10,9 +10,10 @@ MODE_RULES  settings and the modes that the run goes through; `make_plan` asks t
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from paceline.core.local_spec import parse_local
 from paceline.core.modes import ModeSpec, Schedule
 from paceline.exceptions import UsageError
-from paceline.plan.devices import host_memory_reason, transfer_reason
+from paceline.plan.devices import host_memory_reason, on_cuda, transfer_reason
 
 if TYPE_CHECKING:
     from paceline.comm.transfer import Transfer
@@ -53,6 +54,24 @@ def _replicas_need_servers(job: "Job") -> str | None:
         f"replicas={job.replicas} with servers={job.servers}: a copy is of use on another server "
         f"only, so give at least servers={job.replicas + 1}, or fewer replicas"
     )
+
+
+def _local(job: "Job") -> str | None:
+    spec = parse_local(job.local)
+    if not spec.splits:
+        return None
+    if on_cuda(job):
+        return (
+            f"local={spec} computes on cores of the CPU, and device={job.device} puts the models on a GPU: "
+            "leave one of the two out"
+        )
+    if job.overlap or job.prefetch:
+        setting = "overlap" if job.overlap else f"prefetch={job.prefetch}"
+        return (
+            f"local={spec} reads all parameters when a batch begins, and with {setting} they arrive while it "
+            "is computed: leave one of the two out"
+        )
+    return None
 
 
 # With the mode
@@ -180,7 +199,7 @@ def _server_device(job: "Job", schedule: Schedule) -> str | None:
     )
 
 
-JOB_RULES: tuple[Callable[["Job"], str | None], ...] = (_replicas_need_servers,)
+JOB_RULES: tuple[Callable[["Job"], str | None], ...] = (_replicas_need_servers, _local)
 
 MODE_RULES: tuple[Callable[["Job", Schedule], str | None], ...] = (
     _guard,

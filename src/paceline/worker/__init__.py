@@ -1,6 +1,7 @@
 """The worker's side: the user's script, its loop, and its exchange with the servers.
 
-Packages: `steppers/` the workers' side of the modes; `exchange/` links, requests and replies.
+Packages: `steppers/` the workers' side of the modes; `exchange/` links, requests and replies; `parallel/`
+batches in parts, side by side.
 
 The session, which `paceline.prepare` and the script's other calls talk to:
 

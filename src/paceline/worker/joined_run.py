@@ -23,6 +23,7 @@ from paceline.worker.gate import guard_parameters
 from paceline.worker.group_member import GroupMember
 from paceline.worker.model_memory import ModelMemory
 from paceline.worker.optimizer_side import OptimizerSide
+from paceline.worker.parallel import LocalParallelism
 from paceline.worker.parameter_space import ParameterSpace
 from paceline.worker.part_saver import PartSaver
 from paceline.worker.resumption import Resumption
@@ -119,6 +120,14 @@ class JoinedRun:
             self._hide_exchanges(client.pipeline)
         self.free: FreeExchange | None = None
         """dogwild's exchange thread."""
+        self.local: LocalParallelism | None = None
+        """The replicas that share a batch."""
+        if settings.local.splits:
+            self.local = LocalParallelism(
+                settings.local,
+                space.models.each,
+                deadline_s=settings.deadline_s,
+            )
         if self.memory.mode.own_threads:
             client.links.lane = telemetry.spans.lane("exchange")
             self.free = FreeExchange(self.exchange.flush)
@@ -261,6 +270,8 @@ class JoinedRun:
 
     def leave_for_more(self) -> None:
         """The script prepares more: leave the run as if it had not been joined."""
+        if self.local is not None:
+            self.local.close()
         if self.free is not None:
             self.free.stop()
         self.client.settle()
@@ -271,6 +282,8 @@ class JoinedRun:
 
     def end_together(self) -> None:
         """The script has ended: stop the exchange thread, meet the group for the last time, push the rest."""
+        if self.local is not None:
+            self.local.close()
         if self.free is not None:
             self.free.stop()
         if (group := self.group) is not None:

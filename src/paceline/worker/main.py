@@ -23,6 +23,7 @@ from paceline.comm.faults import Faults
 from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import FROM_CONTROLLER, ServerAddresses
 from paceline.comm.transfer import Transfer
+from paceline.core.local_spec import parse_local
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptExit, UsageError
 from paceline.observe.record.ledger import LedgerKeeper
@@ -56,6 +57,8 @@ class WorkerConfig:
     threads: int
     pin: bool = False
     """Stay on CPU cores of its own."""
+    local: str = "none"
+    """How a batch is computed: as it is, or in parts."""
     device: str | None = None
     """Where prepare() puts models; None: they stay where the script put them."""
     groups: tuple[Sequence[int], ...] = ()
@@ -111,7 +114,7 @@ def run_worker(
     """
     if config.pin:
         pin_to_cores(config.rank, config.threads)
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(parse_local(config.local).threads_each(config.threads))
     _set_environment(config)
 
     transfer = Transfer(
@@ -169,6 +172,8 @@ def run_worker(
             servers=config.servers,
             mode=config.mode,
             seed=config.seed,
+            local=parse_local(config.local),
+            deadline_s=config.deadline_s,
             device=config.device,
             optimizers=config.optimizers,
             transfer=transfer,

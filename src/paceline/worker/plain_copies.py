@@ -48,6 +48,8 @@ def _without_ours(state: dict[str, Any]) -> dict[str, Any]:
         for each in (name, *companions) if ours else ():
             kept = state[each]
             state[each] = type(kept)((number, hook) for number, hook in kept.items() if number not in ours)
+    if _is_ours(state.get("forward")):  # --local
+        del state["forward"]
     if state.get("no_sync") is contextlib.nullcontext:
         del state["no_sync"]
     return state

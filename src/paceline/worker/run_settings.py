@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from paceline.comm.faults import Faults
 from paceline.comm.transfer import Transfer
+from paceline.core.local_spec import LocalSpec
 
 __all__ = ["RunSettings"]
 
@@ -19,6 +20,10 @@ class RunSettings:
     mode: str
     """The mode that the run began with."""
     seed: int
+    local: LocalSpec = field(default_factory=LocalSpec)
+    """How it computes a batch."""
+    deadline_s: float = 300.0
+    """How long it waits for processes of its own."""
     device: str | None = None
     """Where prepare() puts models; None: they stay where the script put them."""
     optimizers: tuple[str, ...] = ()
