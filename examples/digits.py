@@ -6,13 +6,16 @@ paceline run --mode sandblaster examples/digits.py          # or in any other mo
 """
 
 import argparse
+from itertools import islice
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 import paceline
+from paceline.data.accuracy import accuracy
 from paceline.data.digits import digits
+from paceline.data.options import EMBEDDED, data_options, ends_with_message, source_of
 
 
 class DigitsNet(nn.Module):
@@ -37,23 +40,17 @@ class DigitsNet(nn.Module):
         return self.body(images)  # type: ignore[no-any-return]
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module) -> float:
-    """Share of the test digits that the model gets right."""
-    model.eval()
-    images, labels = digits(train=False).tensors
-    return float((model(images).argmax(1) == labels).float().mean())
-
-
+@ends_with_message
 def main() -> None:
     """Train and test."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, help="default: 10; in sandblaster, where each is one step, 60")
-    parser.add_argument("--batch-size", type=int, default=32)
+    # In sandblaster an epoch is a single step.
+    epochs = 60 if paceline.mode().startswith("sandblaster") else 10
+    data_options(parser, epochs=epochs, batch_size=32, data="not for this example", default=EMBEDDED)
     parser.add_argument("--sgd", action="store_true", help="SGD with momentum, as in eamsgd; else Adam")
     parser.add_argument("--lr", type=float, help="default: 0.003; with SGD 0.02")
     args = parser.parse_args()
-    epochs = args.epochs or (60 if paceline.mode().startswith("sandblaster") else 10)
+    train, test = digits(train=True, data=args.data), digits(train=False, data=args.data)
 
     torch.manual_seed(0)
     model = DigitsNet()
@@ -62,12 +59,12 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=args.lr or 0.02, momentum=0.9)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=args.lr or 0.003)
-    loader = DataLoader(digits(train=True), batch_size=args.batch_size, shuffle=True)
+    loader = DataLoader(train, batch_size=args.batch_size, shuffle=True)
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
 
-    for epoch in paceline.epochs(epochs):  # after a resume: those that are left
-        model.train()
-        for images, labels in loader:
+    # After a resume: the epochs that are left.
+    for epoch in paceline.epochs(1 if args.steps else args.epochs):
+        for images, labels in islice(loader, args.steps):
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
@@ -75,9 +72,9 @@ def main() -> None:
             paceline.log(loss=loss.item())
         if paceline.is_main():
             with paceline.run_parameters():
-                score = accuracy(model)
+                score = accuracy(model, test)
             paceline.log(accuracy=score)
-            print(f"epoch {epoch + 1}: test accuracy {score:.4f}")
+            print(f"epoch {epoch + 1}, {source_of(args.data)}: test accuracy {score:.4f}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 import paceline
 from benchmarks import ours
-from examples.digits import DigitsNet, accuracy
+from examples.digits import DigitsNet
+from paceline.data.accuracy import accuracy
 from paceline.data.digits import digits
 from paceline.worker import current_session
 
@@ -49,7 +50,7 @@ def main() -> None:
             idle.append(max(0.0, took - step_s - (time.thread_time() - cpu)) / took)
             began, cpu = time.perf_counter(), time.thread_time()
     with paceline.run_parameters():
-        score = accuracy(model)
+        score = accuracy(model, digits(train=False))
     client = current_session().client  # type: ignore[attr-defined]
     ours.report(
         folder,

@@ -2,7 +2,8 @@
 
 PacelineError
 ├── UsageError (also ValueError)   an option, argument or file of the user is invalid
-│   └── RunNotFound                no run of that name
+│   ├── RunNotFound                no run of that name
+│   └── DataError                  a data set is missing, incomplete or broken; names the file
 ├── PlanError                      the job is valid, but this machine cannot run it
 ├── LinkError                      a connection between roles failed
 │   ├── AuthError                  the peer failed to prove that it knows the run's secret
@@ -21,6 +22,7 @@ Every one of them pickles (they cross process boundaries inside one engine).
 __all__ = [
     "AuthError",
     "CheckpointError",
+    "DataError",
     "DeadlineError",
     "FrameError",
     "LayoutMismatch",
@@ -46,6 +48,10 @@ class UsageError(PacelineError, ValueError):
 
 class RunNotFound(UsageError):
     """No run of that name in the runs directory."""
+
+
+class DataError(UsageError):
+    """A data set is missing, incomplete or broken; names the file, and the line if there is one."""
 
 
 class PlanError(PacelineError):

@@ -3,15 +3,30 @@
 import torch
 from torch.utils.data import TensorDataset
 
+from paceline.data.mnist import drawn_digits
+from paceline.data.options import EMBEDDED, SYNTHETIC
+from paceline.exceptions import DataError
+
 __all__ = ["digits"]
 
 
-def digits(*, train: bool, test_share: float = 0.2) -> TensorDataset:
+def digits(*, train: bool, test_share: float = 0.2, data: str = EMBEDDED) -> TensorDataset:
     """The training or the test part; the split is always the same.
+
+    Args:
+        train: the training part, else the test part.
+        test_share: for testing.
+        data: "embedded", the real ones; "synthetic", as many drawn ones.
 
     Returns:
         Images (1×8×8, float32 from 0 to 1) and labels (int64).
     """
+    if data == SYNTHETIC:
+        return drawn_digits(round(1797 * (1 - test_share if train else test_share)), seed=int(train), size=8)
+    if data != EMBEDDED:
+        raise DataError(
+            f"--data {data}: these digits come with scikit-learn. Give 'embedded' or 'synthetic'."
+        )
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -1,0 +1,27 @@
+"""Share of a classifier's answers that are right."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["accuracy"]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Dataset[Any], *, batch_size: int = 256) -> float:
+    """Top-1 accuracy on a data set of inputs and labels, with the model in evaluation mode.
+
+    The model is put back into the mode in which it was.
+    """
+    was_training = model.training
+    model.eval()
+    right = total = 0
+    inputs: Tensor
+    labels: Tensor
+    for inputs, labels in DataLoader(data, batch_size=batch_size):
+        right += int((model(inputs).argmax(1) == labels).sum())
+        total += len(labels)
+    model.train(was_training)
+    return right / max(1, total)
