@@ -10,6 +10,7 @@ From the top down; a package imports only from those below it:
 * `api/`         everything that commands, scripts and notebooks call.
 * `control/`     the controller: starts, watches and replaces processes, writes the run directory.
 * `engines/`     starts processes.
+* `reading/`     processes that evaluate a run's model beside its workers.
 * `ps/`          parameter servers: order the run, apply gradients, hold replicas, write checkpoints.
 * `worker/`      the worker's side: what `prepare()` does to a script.
 * `collective/`  all-reduce among workers: groups, reducers, the ring.
@@ -38,6 +39,7 @@ if typing.TYPE_CHECKING:
         barrier,
         broadcast,
         epochs,
+        evaluation,
         fit,
         gather,
         is_main,
@@ -72,6 +74,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "epochs",
+    "evaluation",
     "exceptions",
     "fit",
     "gather",

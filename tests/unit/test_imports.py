@@ -26,6 +26,7 @@ LAYERS = (
     ("advise",),
     ("control",),
     ("engines",),
+    ("reading",),
     ("ps", "worker"),
     ("collective",),
     ("plan",),
@@ -49,6 +50,7 @@ TESTING = "testing"
 BEHIND_API = {
     "control",
     "engines",
+    "reading",
     "ps",
     "worker",
     "collective",

@@ -1,6 +1,6 @@
 """What users import, and what the command line calls.
 
-* `script.py`  prepare, log, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
+* `script.py`  prepare, log, evaluation, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
 * `shared_values.py`  gather, mean, broadcast, barrier: for metrics and decisions.
 * `fitting.py` fit and Task: for people who want no loop.
 * `runs.py`    which runs there are, how each does; load_run: a run's tables as data frames.
@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:
     from paceline.api.script import (
         assign,
         epochs,
+        evaluation,
         is_main,
         log,
         mode,
@@ -50,6 +51,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "epochs",
+    "evaluation",
     "export_run",
     "fit",
     "gather",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from paceline.control.requests import Requests
+from paceline.storage.requests import Requests
 from paceline.control.run_record import checkpoint_names
 from paceline.control.rundir import RunDirectory
 from paceline.core.modes import parse_mode

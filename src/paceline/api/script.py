@@ -2,15 +2,16 @@
 
 import contextlib
 import operator
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from paceline.exceptions import UsageError
-from paceline.worker import RemainingEpochs, RunProgress, ScriptState, check_who, current_session
+from paceline.worker import Evaluation, RemainingEpochs, RunProgress, ScriptState, check_who, current_session
 
 __all__ = [
     "assign",
     "epochs",
+    "evaluation",
     "is_main",
     "log",
     "mode",
@@ -23,6 +24,9 @@ __all__ = [
     "state",
     "world_size",
 ]
+
+Measure = TypeVar("Measure", bound=Callable[..., Any])
+"""A function that measures a model."""
 
 
 def prepare(*objects: Any) -> Any:
@@ -63,6 +67,36 @@ def log(**metrics: float) -> None:
     second. With a prepared loader samples are counted already, and `samples` is a metric like any other.
     """
     current_session().log(metrics)
+
+
+def evaluation(*, every: int) -> Callable[[Measure], Measure]:
+    """Declare how the model is measured while it trains:
+
+        @paceline.evaluation(every=200)
+        def evaluate(model):
+            return {"accuracy": accuracy(model, test)}
+
+        model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+
+    In a run, a process beside the workers calls the function every so many updates, with a copy of the model
+    as the servers had it at that version. No worker waits for it. That process runs the script up to
+    prepare(), so declare the function before, and make there what it needs. The model is in evaluation mode,
+    and no gradients are computed. Of several models the function gets all, in prepare()'s order.
+
+    The values are logged as `eval_accuracy`, with the version that they were measured at. After the last
+    update the final model is measured, too. `paceline run --eval-every N` sets another interval, and
+    `paceline eval RUN` measures a run's model later. Alone (`python train.py`) the function is called in the
+    same process after every so many steps, and the values go to standard error.
+
+    Args:
+        every: number of updates between two evaluations.
+    """
+
+    def declared(function: Measure) -> Measure:
+        current_session().declare(Evaluation(function, every))
+        return function
+
+    return declared
 
 
 def epochs(count: int) -> RemainingEpochs:
@@ -191,5 +225,5 @@ def mode() -> str:
 
 
 def is_main() -> bool:
-    """Whether this is worker 0: the one to print and to evaluate."""
-    return rank() == 0
+    """Whether this is worker 0: the one to print. False in the process that evaluates beside the workers."""
+    return current_session().is_main

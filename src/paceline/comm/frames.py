@@ -107,6 +107,9 @@ class Kind(IntEnum):
     SNAPSHOT = 66  # controller → lead: save at the next opportunity
     EMPTY = 67  # controller → lead: let this server go
     END_EARLY = 68  # controller → lead: end the run in order
+    EVALUATES = 69  # worker → controller: the script can evaluate its model
+    TO_READ = 70  # controller → lead: write a snapshot of the model
+    READ = 71  # lead → controller: the snapshot is written, or failed
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -135,6 +138,7 @@ _BODY_LIMIT = {
     Kind.ENDS_EARLY: 4 << 20,  # may quote a script
     Kind.REPLACE: 4 << 20,  # names every worker that waits
     Kind.SAVE_ENDED: 4 << 20,
+    Kind.READ: 4 << 20,
     Kind.STRANGER: 4 << 20,
 }
 _WITH_PAYLOAD = frozenset(

@@ -17,6 +17,7 @@ from paceline.core.server.lead_reports import (
     SaveEnded,
     ServerEmptied,
     ServerUnreachable,
+    SnapshotEnded,
     SwitchRefused,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "SAID_ONCE",
     "TO_CONTROLLER",
     "EndEarly",
+    "EvaluationDeclared",
     "FromController",
     "FullyReplicated",
     "LastWordsKept",
@@ -48,10 +50,12 @@ __all__ = [
     "ServerListening",
     "ServerReport",
     "ServerUnreachable",
+    "SnapshotEnded",
     "StopServing",
     "StrangerSeen",
     "SwitchMode",
     "SwitchRefused",
+    "TakeSnapshot",
     "TimeAsked",
     "TimeTold",
     "ToController",
@@ -130,6 +134,14 @@ class LoggedMetrics(NamedTuple):
     clock: int
 
 
+@message(Kind.EVALUATES)
+class EvaluationDeclared(NamedTuple):
+    """The script has a function that evaluates the model (`paceline.evaluation`)."""
+
+    every: int
+    """Number of updates between two evaluations."""
+
+
 # --- server → controller --------------------------------------------------------------------------------
 
 
@@ -197,6 +209,7 @@ class SaveBegun(NamedTuple):
 # Reports on what it decides (core/server/lead_reports.py):
 message(Kind.SAVE_CUT)(SaveCut)
 message(Kind.SAVE_ENDED)(SaveEnded)
+message(Kind.READ)(SnapshotEnded)
 message(Kind.REPLACE)(ReplaceWorker)
 message(Kind.ENDS_EARLY)(RunEndsEarly)
 message(Kind.REPLICATED)(FullyReplicated)
@@ -238,6 +251,13 @@ class SaveNow(NamedTuple):
 @message(Kind.SNAPSHOT)
 class SaveSoon(NamedTuple):
     """Write a checkpoint at the next opportunity."""
+
+
+@message(Kind.TO_READ)
+class TakeSnapshot(NamedTuple):
+    """Write a snapshot of the model behind the first update that makes at least this version."""
+
+    at: int
 
 
 @message(Kind.SWITCH)
@@ -287,6 +307,7 @@ ToController = (
     | UserNote
     | WorkerReport
     | LoggedMetrics
+    | EvaluationDeclared
     | ServerListening
     | ServerReport
     | StrangerSeen
@@ -294,6 +315,7 @@ ToController = (
     | SaveBegun
     | SaveCut
     | SaveEnded
+    | SnapshotEnded
     | ReplaceWorker
     | RunEndsEarly
     | FullyReplicated
@@ -308,6 +330,7 @@ FromController = (
     | LastWordsKept
     | SaveNow
     | SaveSoon
+    | TakeSnapshot
     | SwitchMode
     | LetWorkerGo
     | LetServerGo
@@ -325,6 +348,8 @@ SAID_ONCE = frozenset(
         Kind.SAVE_BEGUN,
         Kind.SAVE_CUT,
         Kind.SAVE_ENDED,
+        Kind.READ,
+        Kind.EVALUATES,
         Kind.REPLACE,
         Kind.ENDS_EARLY,
         Kind.REPLICATED,

@@ -12,9 +12,9 @@
 * `awaited_save.py` AwaitedSave: the checkpoint that a run waits for when it ends.
 * `training_guard.py` TrainingGuard: notices divergence, and with --guard decides what to do.
 * `request_desk.py` RequestDesk: requests of users: another mode, more or fewer roles, an end.
-* `requests.py`    Requests: how a command's request and its answer travel.
 * `mode_switches.py` ModeSwitches: the run's mode, and switches that the lead has not answered.
 * `scaling.py`     whether a run can have other numbers of roles.
+* `evaluations.py` Evaluations: the process that evaluates beside the workers, and the snapshots it reads.
 * `time_limit.py`  TimeLimit: ends a run when its time is up.
 * `interrupts.py`  Ctrl-C, SIGTERM and SIGHUP as requests to stop.
 * `run_record.py`  RunRecord: the status, messages for the user, and events.
@@ -34,7 +34,7 @@
 from paceline.control.beginning import taken_over
 from paceline.control.controller import Controller
 from paceline.control.known_runs import find_run, list_runs
-from paceline.control.requests import Requests
+from paceline.storage.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.core.run_decisions import RunState
 from paceline.core.run_machine import RunMachine

@@ -1,4 +1,5 @@
-"""The configuration that roles are started with: fields of ServerConfig and WorkerConfig, as plain JSON."""
+"""The configuration that roles are started with: fields of ServerConfig, WorkerConfig and
+ReaderConfig, as plain JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from paceline.plan.job import settings_for
 from paceline.plan.option import RoleKind
 from paceline.plan.program_check import search_path
 
-__all__ = ["server_config", "worker_config"]
+__all__ = ["reader_config", "server_config", "worker_config"]
 
 _LAST_RESORT_S = 10.0
 """Seconds that a worker waits for the lead beyond the deadline of any role that the lead might report."""
@@ -70,6 +71,24 @@ def worker_config(
         "ledger_in": str(run.path / "raw"),
         "script": job.script if job.module or job.script is None else str(Path(job.script).resolve()),
         "search": search_path(job),
+    }
+
+
+def reader_config(plan: Plan, run: RunDirectory, every: int, attempt: int, clock_ns: int) -> dict[str, Any]:
+    """That of the process that evaluates: fields of ReaderConfig."""
+    job = plan.job
+    return {
+        "run": str(run.path),
+        "every": every,
+        "attempt": attempt,
+        "workers": job.workers,
+        "threads": max(1, min(role.threads for role in plan.workers)),
+        "value_rows": value_rows(job.records_mb, job.workers),
+        "clock_ns": clock_ns,
+        "script": job.script if job.module or job.script is None else str(Path(job.script).resolve()),
+        "module": job.module,
+        "search": search_path(job),
+        "args": list(job.args),
     }
 
 

@@ -9,6 +9,7 @@ It holds no parameters and no leases: training does not pass through it.
 import contextlib
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from paceline.comm.messages import (
 )
 from paceline.control.awaited_save import AwaitedSave
 from paceline.control.beginning import Beginning, new_run
+from paceline.control.evaluations import Evaluations
 from paceline.control.hearing import Hearing
 from paceline.control.interrupts import interrupts
 from paceline.control.journal import Journal, Knowledge, kept_status
@@ -35,7 +37,7 @@ from paceline.control.mode_switches import GUARD, ModeSwitches
 from paceline.control.processes import Origin, RoleProcesses, Surroundings
 from paceline.control.publishing import StatusPublisher, WatchCall
 from paceline.control.request_desk import RequestDesk, UserRequest
-from paceline.control.requests import Requests
+from paceline.storage.requests import Requests
 from paceline.control.role_links import Joined, RoleLinks, Said, StopSignal, TurnedAway
 from paceline.control.role_reports import RoleReports
 from paceline.control.run_events import CauseOverdue, RunEvent, SaveOverdue, ServerSilent, Tick
@@ -135,7 +137,10 @@ class Controller:
         )
         requests = Requests(run.path)
         self._switches = ModeSwitches(plan, self._record, requests, num_workers=lambda: len(machine.working))
-        self._desk = RequestDesk(plan, self._record, machine, self._links, self._switches, requests)
+        self._evaluations = Evaluations(self._record, machine, self._links, self._processes, requests)
+        self._desk = RequestDesk(
+            plan, self._record, machine, self._links, self._switches, requests, self._evaluations
+        )
         self._guard = TrainingGuard(
             self._record,
             version=begin.origin.version,
@@ -185,6 +190,7 @@ class Controller:
                 own_faults=begin.own_faults,
             ),
             takeover=self._takeover,
+            evaluations=self._evaluations,
         )
         self._switches.show(parse_mode(begin.status.mode))
 
@@ -268,6 +274,9 @@ class Controller:
             case TurnedAway(reason):
                 self._record.stranger(reason)
                 return []
+            case Exit("reader"):
+                self._evaluations.exited(event)
+                return []
             case Exit(role, rank, incarnation, code):
                 self._hearing.codes.setdefault(f"{role}:{rank}", code or 0)
                 return self._machine.exited(role, rank, incarnation, event.end)
@@ -345,6 +354,7 @@ class Controller:
 
     def _on_tick(self, now: float) -> Sequence[Decision]:
         """Ask the guard, and the time limit."""
+        self._evaluations.tick(now)
         state = self._machine.state
         if state is RunState.RUNNING and GUARD not in self._switches.pending:
             verdict = self._guard.consult()
@@ -527,12 +537,16 @@ class Controller:
         self._guard.discard_bad()
         with contextlib.suppress(CheckpointError):
             clean_temporary(self._record.directory.checkpoints_path)
+        shutil.rmtree(self._record.directory.path / "snapshots", ignore_errors=True)
 
     # --- the end ------------------------------------------------------------------------------------
 
     def _end_roles(self) -> None:
         """End all processes: workers at once, servers in order if the run has not failed."""
         graceful = self._machine.state is not RunState.FAILED
+        if self._machine.state is RunState.SUCCEEDED:
+            self._finish_evaluation()
+        self._processes.kill("reader", 0)
         if self._hearing.script_exited:
             self._let_scripts_exit()
         self._processes.kill_workers()
@@ -546,6 +560,18 @@ class Controller:
         while self._links.connected("server") and time.monotonic() < deadline:
             self._hear_until_the_end()  # the servers have ended, and their last reports are still to be read
         self._processes.kill_all()
+
+    def _finish_evaluation(self) -> None:
+        """Let the final model be evaluated, for at most --deadline."""
+        until = time.monotonic() + self._job.deadline_s
+        self._evaluations.finish(self._record.directory.checkpoints_path)
+        while self._evaluations.busy and not self._desk.stopping:
+            self._hear_until_the_end()
+            now = time.monotonic()
+            if now > until:
+                self._evaluations.give_up(self._job.deadline_s)
+            for event in [*self._desk.new(now), *self._processes.exits()]:
+                self._handle(event)
 
     def _let_scripts_exit(self) -> None:
         """The scripts of the other workers probably end in the same way. What they still say is shown."""

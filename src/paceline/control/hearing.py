@@ -7,6 +7,7 @@ from typing import assert_never
 from paceline.causes import Cause
 from paceline.comm.message_codec import body_of
 from paceline.comm.messages import (
+    EvaluationDeclared,
     FullyReplicated,
     LeadReport,
     LoggedMetrics,
@@ -22,12 +23,14 @@ from paceline.comm.messages import (
     ServerListening,
     ServerReport,
     ServerUnreachable,
+    SnapshotEnded,
     StrangerSeen,
     SwitchRefused,
     UserNote,
     WorkerReport,
 )
 from paceline.control.awaited_save import AwaitedSave
+from paceline.control.evaluations import Evaluations
 from paceline.control.mode_switches import GUARD, ModeSwitches
 from paceline.control.processes import RoleProcesses
 from paceline.control.request_desk import RequestDesk
@@ -60,6 +63,7 @@ class Hearing:
         desk: RequestDesk,
         reports: RoleReports,
         takeover: Takeover,
+        evaluations: Evaluations,
     ) -> None:
         self._record = record
         self._machine = machine
@@ -71,6 +75,7 @@ class Hearing:
         self._desk = desk
         self._reports = reports
         self._takeover = takeover
+        self._evaluations = evaluations
         self.codes: dict[str, int] = {}
         """Exit codes of roles, as they ended or say that they will."""
         self.script_exited = False
@@ -135,6 +140,10 @@ class Hearing:
                         self._processes.kill("worker", worker)
             case SaveEnded():
                 return self._on_saved(message)
+            case EvaluationDeclared(every):
+                self._evaluations.declared(every)
+            case SnapshotEnded():
+                self._evaluations.snapshot_ended(message)
             case ReplaceWorker(worker, incarnation, reason):
                 return self._machine.hung("worker", worker, incarnation, reason)
             case RunEndsEarly(reason):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.comm.messages import ModeEntered, SwitchMode
-from paceline.control.requests import Requests
+from paceline.storage.requests import Requests
 from paceline.control.run_record import RunRecord
 from paceline.core.modes import ModeSpec, in_words, parse_mode
 from paceline.exceptions import UsageError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from paceline.comm import Address, Certificate
 from paceline.comm.faults import Faults
 from paceline.control.attempts import Attempts
-from paceline.control.configs import server_config, worker_config
+from paceline.control.configs import reader_config, server_config, worker_config
 from paceline.control.rendezvous import ReservedPort
 from paceline.control.rundir import RunDirectory
 from paceline.core.run_decisions import Launch
@@ -202,6 +202,21 @@ class RoleProcesses:
                 patience_s=0.0 if self._heir is None else _ALONE_S,
                 config=config,
                 mps=self._plan.uses_mps,
+            )
+        )
+
+    def start_reader(self, every: int, attempt: int) -> None:
+        """Start the process that evaluates; returns before it runs."""
+        config = reader_config(self._plan, self._run, every, attempt, self._clock_ns)
+        self._engine.start(
+            RoleSpec(
+                role="reader",
+                rank=0,
+                incarnation=attempt,
+                log=str(self._run.log_path("reader", 0)),
+                secret="",  # it talks to nobody
+                controller=self._controller.to_json(),
+                config=config,
             )
         )
 

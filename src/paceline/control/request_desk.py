@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from paceline.control.evaluations import Evaluations
 from paceline.control.mode_switches import ModeSwitches
-from paceline.control.requests import Requests
+from paceline.storage.requests import Requests
 from paceline.control.role_links import RoleLinks
 from paceline.control.run_record import RunRecord
 from paceline.control.scaling import check_scale, told_change
@@ -42,6 +43,7 @@ class RequestDesk:
         links: RoleLinks,
         switches: ModeSwitches,
         requests: Requests,
+        evaluations: Evaluations,
     ) -> None:
         self._plan = plan
         self._record = record
@@ -49,6 +51,7 @@ class RequestDesk:
         self._links = links
         self._switches = switches
         self._requests = requests
+        self._evaluations = evaluations
         self._looked = 0.0
         self._stopped_at: float | None = None
         """When the run was asked to stop."""
@@ -72,6 +75,12 @@ class RequestDesk:
                     return self._scale(name, body.get("workers"), body.get("servers"))
                 case "stop":
                     return self._stop(name, now=body.get("now") is True)
+                case "snapshot":
+                    self._evaluations.snapshot_wanted(name, body)
+                    return []
+                case "evaluated":
+                    self._evaluations.evaluated(name, body)
+                    return []
                 case other:
                     raise UsageError(
                         f"a request of kind {other!r:.40} is unknown here; known: 'switch', 'scale', 'stop'"

@@ -20,7 +20,7 @@ OWN_NAMES = frozenset(
     {
         *("run.json", "status.json", "control.json", "attempts.json", "summary.json", "lock"),
         *("events.jsonl", "pushes.csv", "report.html", ".before-resume"),
-        *("logs", "checkpoints", "raw", "requests"),
+        *("logs", "checkpoints", "raw", "requests", "snapshots"),
         *(f"{table}.parquet" for table in ("spans", "totals", "resources", "values")),
     }
 )

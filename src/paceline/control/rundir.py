@@ -179,7 +179,7 @@ class RunDirectory:
         """The log files that exist, by the role's name: the controller, servers, workers."""
         found = {}
         for path in self.logs_path.glob("*.log"):
-            if match := re.fullmatch(r"(controller|server|worker)(?:-([0-9]{1,9}))?", path.stem):
+            if match := re.fullmatch(r"(controller|reader|server|worker)(?:-([0-9]{1,9}))?", path.stem):
                 role, rank = match.groups()
                 found[(role, int(rank or 0))] = (role if rank is None else f"{role}:{rank}", path)
         return dict(found[key] for key in sorted(found))

@@ -133,6 +133,8 @@ class CheckpointStep(NamedTuple):
 
     version: int
     directory: str
+    parameters_only: bool = False
+    """A snapshot for evaluation: the part has no optimizer state."""
 
 
 class PlaceStep(NamedTuple):
@@ -198,7 +200,7 @@ _CODEC: Codec[Step] = Codec(
         "ask": AskStep,
         "vectors": VectorsStep,
     },
-    optional={AdmitStep: 1},
+    optional={AdmitStep: 1, CheckpointStep: 1},
 )
 
 step_to_json = _CODEC.encode

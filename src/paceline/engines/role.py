@@ -17,6 +17,7 @@ from paceline.engines.forkserver import outlive_sigterm
 from paceline.engines.streams import log_to, role_streams, script_streams
 from paceline.exceptions import LinkError
 from paceline.ps import ServerConfig, serve
+from paceline.reading import ReaderConfig, run_reader
 from paceline.worker import WorkerConfig, run_worker
 
 __all__ = ["become"]
@@ -45,6 +46,8 @@ def become(
     name = f"{spec['role']}:{spec['rank']}"
     log = (script_streams if spec["role"] == "worker" else role_streams)(Path(spec["log"]))
     log_to(log, name)
+    if spec["role"] == "reader":
+        return run_reader(ReaderConfig(**spec["config"]), program)
     shown = spec.get("certificate")
     secret = Secret(bytes.fromhex(spec["secret"]), None if shown is None else Certificate.from_json(shown))
     try:

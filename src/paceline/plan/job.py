@@ -365,6 +365,18 @@ class Job:
     """How long a role waits for another one before the run fails with the name of the missing role.
     Raise it when a message says that a role did not answer and that role was only slow."""
 
+    eval_every: int | None = option(
+        None,
+        check=whole_number(0, "0 for no evaluation; leave it out for the script's own interval"),
+        metavar="N",
+        help="Evaluate every N updates with the script's @paceline.evaluation, in a process beside the workers. "
+        "0: do not.",
+        panel=FAULTS,
+        commands=EVERY_COMMAND,
+        roles=("worker",),
+    )
+    """Updates between two evaluations, in place of the interval in the script. None: the script's."""
+
     max_time_s: float | None = option(
         None,
         check=positive("seconds until the run ends early"),

@@ -1,12 +1,12 @@
 """CheckpointFiles: the files of the checkpoint in the making. What is cut when is decided in the core.
 
 Server parts are written by every server while training goes on. The leader keeps the workers' parts, which
-are small, and writes them when it commits.
+are small, and writes them when it commits. A snapshot for evaluation has the newest buffers in their place.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,12 @@ from torch import Tensor
 
 from paceline.exceptions import CheckpointError
 from paceline.storage.checkpoint import CheckpointWriter, FileInfo, clean_temporary, new_directory, prune
+from paceline.storage.manifest import explained
 
-__all__ = ["CheckpointFiles", "directories_in"]
+__all__ = ["SNAPSHOTS_KEPT", "CheckpointFiles", "directories_in"]
+
+SNAPSHOTS_KEPT = 2
+"""Snapshots for evaluation that stay: one may be read while the next is written."""
 
 Parts = dict[str, dict[str, Tensor]]
 """Tensors by file."""
@@ -44,22 +48,39 @@ class CheckpointFiles:
         self._post = post
         self._writer: CheckpointWriter | None = None
         self._meta: dict[str, Any] = {}
+        self._keeps = keep
+        """How many are kept where the one in the making goes."""
         self._of_this_one: Parts = {}
         """Workers' parts of the checkpoint in the making: later ones may come before it is complete."""
         self._thread: threading.Thread | None = None
 
-    def open(self, version: int, directory: Path, meta: dict[str, Any]) -> None:
+    def open(
+        self,
+        version: int,
+        directory: Path,
+        meta: dict[str, Any],
+        snapshot: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Make the directory of a checkpoint.
 
         Args:
             meta: goes into its manifest.
+            snapshot: it is a snapshot of the parameters; these are the newest buffers, by name.
 
         Raises:
             CheckpointError: it cannot be made.
         """
-        self._of_this_one = dict(self.states)
         self._meta = meta
-        self._writer = CheckpointWriter(self._root, version, directory)
+        if snapshot is None:
+            self._of_this_one, self._keeps = dict(self.states), self._keep
+            self._writer = CheckpointWriter(self._root, version, directory)
+            return
+        # What a worker's script keeps has a prefix of its own, and is no part of the model.
+        part = {f"buffer:{name}": each for name, each in snapshot.items() if not name.startswith("script:")}
+        self._of_this_one, self._keeps = {"worker-0.safetensors": part} if part else {}, SNAPSHOTS_KEPT
+        with explained("create", directory):
+            directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._writer = CheckpointWriter(self._root.parent / "snapshots", version, directory)
 
     def keep_part(self, name: str, tensors: dict[str, Tensor], *, of_this_one: bool) -> None:
         """A worker's part is here.
@@ -93,7 +114,7 @@ class CheckpointFiles:
             for name, tensors in parts.items():
                 writer.write_part(name, tensors)
             path = writer.commit(meta)
-            prune(self._root, self._keep)
+            prune(writer.root, self._keeps)
             with contextlib.suppress(CheckpointError):
                 clean_temporary(self._root)  # of a leader that died while it saved
         except CheckpointError as error:

@@ -60,6 +60,7 @@ from paceline.ps.outcomes import (
     SnapshotTaken,
     VectorAnswers,
 )
+from paceline.ps.parameter_copy import parameters_of
 from paceline.ps.peers import WorkerPeer, has_ended
 from paceline.ps.shard import Contribution, Copy, Gradients, Shard
 
@@ -297,8 +298,8 @@ class Executor:
                 self._change_mode(text)
             case PlaceStep(placement):
                 self._place(placement)
-            case CheckpointStep(directory=directory):
-                self._take_snapshot(Path(directory))
+            case CheckpointStep(_, directory, parameters_only):
+                self._take_snapshot(Path(directory), parameters_only)
             case ReduceStep(pushes, number):
                 contributions, self._reduce_settings = self._contributions(pushes)
                 self.reduced = Reduced(number, self.shard.reduce(contributions))
@@ -550,9 +551,10 @@ class Executor:
         if peer is not None and peer.incarnation == incarnation:
             self._outcomes.append(Forgotten(peer))
 
-    def _take_snapshot(self, directory: Path) -> None:
+    def _take_snapshot(self, directory: Path, parameters_only: bool) -> None:
         """Copy the shard now; the copy is written while training goes on."""
         self._spans.main.enter(Phase.CHECKPOINT)
-        tensors = self.present_shard.snapshot(vectors=True)
+        shard = self.present_shard
+        tensors = parameters_of(shard) if parameters_only else shard.snapshot(vectors=True)
         self._spans.main.enter(Phase.IDLE)
         self._outcomes.append(SnapshotTaken(directory, tensors))

@@ -259,6 +259,7 @@ class Follower:
             case (
                 messages.SaveNow()
                 | messages.SaveSoon()
+                | messages.TakeSnapshot()
                 | messages.SwitchMode()
                 | messages.LetWorkerGo()
                 | messages.LetServerGo()

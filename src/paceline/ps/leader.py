@@ -233,8 +233,8 @@ class Leader:
             case actions.EndFollower(server):
                 if (link := self._replicator.followers.get(server)) is not None:
                     self._hub.end(link, "a worker cannot reach it any more")
-            case actions.OpenCheckpoint(version, directory, lead):
-                self._open_checkpoint(version, Path(directory), lead)
+            case actions.OpenCheckpoint():
+                self._open_checkpoint(action)
             case actions.CommitCheckpoint():
                 self._files.commit(self._desk.adoption.extras)
             case actions.AbandonCheckpoint():
@@ -488,13 +488,12 @@ class Leader:
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def _open_checkpoint(self, version: int, directory: Path, lead: dict[str, Any]) -> None:
+    def _open_checkpoint(self, opened: actions.OpenCheckpoint) -> None:
         self._write_pushes()  # a run that goes back to this checkpoint finds the record of all that is in it
-        model = self._desk.adoption.model
-        assert model is not None
-        numbers = {"servers": self.config.servers, "workers": self.config.workers}
+        meta = self._desk.checkpoint_facts(opened.lead)
+        buffers = self._attachments.buffers if opened.parameters_only else None
         try:
-            self._files.open(version, directory, {**model.facts(), "lead": lead, **numbers})
+            self._files.open(opened.version, Path(opened.directory), meta, buffers)
         except CheckpointError as error:
             self._follow(self._machine.checkpoint_failed(str(error), time.monotonic()))
 
@@ -528,6 +527,8 @@ class Leader:
                 # Copying a large model takes seconds, without a word.
                 self._controller.tell(messages.SaveBegun())
                 self._follow(machine.save_now(time.monotonic(), all_ended=all_ended))
+            case messages.TakeSnapshot(at):
+                machine.cuts.want_snapshot(at)
             case messages.SwitchMode(mode, request):
                 self._follow(machine.switch(mode, request))
             case messages.LetServerGo(server):

@@ -42,6 +42,12 @@ class ModelDesk:
             assert self.adoption.model is not None
             self._adopt(Region.create(self.adoption.model.layout.nbytes), machine)
 
+    def checkpoint_facts(self, lead: dict[str, Any]) -> dict[str, Any]:
+        """What the manifest of a checkpoint says; `lead`: the state of the leader."""
+        model, config = self.adoption.model, self._parts.config
+        assert model is not None
+        return {**model.facts(), "lead": lead, "servers": config.servers, "workers": config.workers}
+
     def take_weights(self, connection: Connection, frame: Frame, machine: LeadMachine) -> None:
         """Worker 0 sends the weights that it was asked for."""
         self._adopt(self.adoption.take_weights(connection, frame), machine)

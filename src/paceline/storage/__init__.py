@@ -8,6 +8,7 @@
 * **checkpoint.py** - `CheckpointWriter`, `load`, `latest`, `prune`: a run's state as a directory of
   safetensors and JSON files under one manifest of hashes.
 * **manifest.py** - `read_manifest`: what a checkpoint's manifest must hold.
+* **requests.py** - `Requests`: how a command's request to a running run, and its answer, travel.
 * **checkpoint_meta.py** - `check_meta`: what a run needs of a checkpoint to go on from it.
 
 Importing this package does not import torch, so a command that only lists checkpoints starts fast.

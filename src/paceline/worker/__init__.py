@@ -18,6 +18,7 @@ The session, which `paceline.prepare` and the script's other calls talk to:
 * `step_exchange.py`   StepExchange: answers steppers' requests; what a push says.
 * `group_member.py`    GroupMember: the run, as a member of a group sees it.
 * `gathered_values.py` Collectives: gather, mean, broadcast, barrier.
+* `evaluation.py`      Evaluation: the script's function that measures its model.
 * `early_end.py`       EarlyEnd: where the script ends when the run ends early.
 * `ownership.py`       OwnershipGuard: refuses changes of what the servers own.
 * `gate.py`            lets modules wait for parameters that have not arrived.
@@ -54,6 +55,7 @@ The process: `main.py` runs the user's program in a worker; `program_runner.py` 
 
 from paceline.worker.early_end import check_who
 from paceline.worker.epochs import RemainingEpochs
+from paceline.worker.evaluation import Evaluation
 from paceline.worker.main import WorkerConfig, run_worker
 from paceline.worker.run_progress import RunProgress
 from paceline.worker.script_state import ScriptState

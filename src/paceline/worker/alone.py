@@ -14,6 +14,7 @@ from paceline.core.leases import LeaseBook
 from paceline.exceptions import UsageError
 from paceline.params import use_fused
 from paceline.worker.epochs import RemainingEpochs
+from paceline.worker.evaluation import Evaluation, evaluated_inline
 from paceline.worker.exchange.entry import DataFacts
 from paceline.worker.exchange.grants import Grant
 from paceline.worker.loader import LeasedLoader, StreamLoader, data_facts, lease_loader
@@ -52,11 +53,32 @@ class Session:
     def __init__(self) -> None:
         self.kept = KeptState()
         """What the script keeps beside its model: see `paceline.state`."""
+        self.evaluation: Evaluation | None = None
+        """How the script measures its model."""
 
     @property
     def mode_text(self) -> str:
         """See `paceline.mode`."""
         return "alone"
+
+    @property
+    def is_main(self) -> bool:
+        """See `paceline.is_main`."""
+        return self.rank == 0
+
+    def declare(self, evaluation: Evaluation) -> None:
+        """See `paceline.evaluation`."""
+        if self.prepared:
+            raise UsageError(
+                "paceline.evaluation(…) came after prepare(): the process that evaluates runs the script up to "
+                "prepare(). Put the function, and all that it needs, before it."
+            )
+        if self.evaluation is not None:
+            raise UsageError(
+                f"paceline.evaluation(…) was used for {self.evaluation.name}() and for {evaluation.name}(): a "
+                "script has one evaluation, which may return many values."
+            )
+        self.evaluation = evaluation
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See `paceline.prepare`."""
@@ -108,6 +130,13 @@ class AloneSession(Session):
         self._hooked: list[Any] = []
         """Optimizers whose steps are counted."""
         self._planned: int | None = None
+        self._models: list[nn.Module] = []
+
+    def _evaluate(self, *_: Any) -> None:
+        """After a step: evaluate if it is time for it."""
+        assert self.evaluation is not None
+        if self._counts.steps % self.evaluation.every == 0:
+            evaluated_inline(self.evaluation, self._models, self._counts.steps)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         if self._source is not None and self._source.begun:
@@ -130,6 +159,9 @@ class AloneSession(Session):
         self._hooked += fresh
         for optimizer in fresh:
             optimizer.register_step_post_hook(self._counts.stepped)
+            if self.evaluation is not None:
+                optimizer.register_step_post_hook(self._evaluate)
+        self._models = got.models
         for model in got.models:
             offer_no_sync(model)
         return got.give_back(objects, loader)

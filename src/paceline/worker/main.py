@@ -69,6 +69,8 @@ class WorkerConfig:
     tells_norms: bool = False
     """With every push the gradient's norm, because the run has a bound on it."""
     optimizers: tuple[str, ...] = ()
+    eval_every: int | None = None
+    """Updates between two evaluations, in place of the script's own interval."""
     spans_in: str | None = None
     """Directory for its spans; None records none."""
     values_in: str | None = None
@@ -178,6 +180,7 @@ def run_worker(
             optimizers=config.optimizers,
             transfer=transfer,
             tells_norms=config.tells_norms,
+            eval_every=config.eval_every,
             faults=Faults.parse(config.faults),
         ),
         reach_servers,

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from paceline.comm import Connection
-from paceline.comm.messages import LoggedMetrics, UserNote, WorkerReport
+from paceline.comm.messages import EvaluationDeclared, LoggedMetrics, UserNote, WorkerReport
 from paceline.core.modes import is_loss
 from paceline.exceptions import LinkError, UsageError
 from paceline.observe.record.phase import PHASES
 from paceline.observe.record.spans import Recorder
 from paceline.observe.record.values import ValueWriter
+from paceline.worker.evaluation import Evaluation
 
 __all__ = ["NormSampling", "Reporter"]
 
@@ -110,6 +111,23 @@ class Reporter:
             )
         )
 
+    def declare_evaluation(self, evaluation: Evaluation | None, every: int | None) -> None:
+        """Tell the controller that the script can evaluate its model; another process then does it.
+
+        Args:
+            every: number of updates between two evaluations, in place of the script's; 0: none.
+
+        Raises:
+            UsageError: there is to be an evaluation, and the script has none.
+        """
+        if evaluation is None and every:
+            raise UsageError(
+                f"--eval-every {every}: the script has no evaluation. Put @paceline.evaluation(every={every}) "
+                "over a function that takes the model and returns values by name, before paceline.prepare(…)."
+            )
+        if evaluation is not None and every != 0:
+            self._tell(EvaluationDeclared(every or evaluation.every))
+
     def note(self, text: str) -> None:
         """Tell the user something that training does not stop for."""
         self._tell(UserNote(text))
@@ -124,7 +142,7 @@ class Reporter:
             self._losses.clear()
             self._tell(LoggedMetrics(metrics, at, losses, clock))
 
-    def _tell(self, said: WorkerReport | LoggedMetrics | UserNote) -> None:
+    def _tell(self, said: WorkerReport | LoggedMetrics | UserNote | EvaluationDeclared) -> None:
         with contextlib.suppress(LinkError):
             self._controller.tell(said)
 

@@ -31,5 +31,7 @@ class RunSettings:
     transfer: Transfer = field(default_factory=Transfer)
     tells_norms: bool = False
     """The run has a bound on the gradient's norm, which goes with every push."""
+    eval_every: int | None = None
+    """Updates between two evaluations (0: none), in place of the interval that the script names."""
     faults: Faults = field(default_factory=Faults)
     """Injected faults, for tests."""

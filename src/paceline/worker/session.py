@@ -254,6 +254,8 @@ class RunSession(Session):
         self._view.begun = False
         self._telemetry.ledger.joined()
         self._telemetry.watch(got.models)
+        if self.rank == 0:
+            self._telemetry.reporter.declare_evaluation(self.evaluation, self._settings.eval_every)
 
     def _load_part(self, run: JoinedRun, tensors: dict[str, Tensor]) -> None:
         """After a resume: take over this worker's part of the checkpoint."""

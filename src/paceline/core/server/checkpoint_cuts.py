@@ -1,6 +1,7 @@
 """CheckpointCuts: when a checkpoint is cut, whose parts it waits for, and what became of it.
 
-A checkpoint is a cut in the run's order. Every server copies its shard at the same version and writes the
+A snapshot for evaluation is a checkpoint of the parameters alone: it is cut in the same way and waits for no
+worker. A checkpoint is a cut in the run's order. Every server copies its shard at the same version and writes the
 copy; every worker sends its own part with the first reply that it gets after the cut.
 
     wanted ──cut──► in the making ──all parts here──► committing ──► committed
@@ -22,7 +23,7 @@ from paceline.core.server.lead_actions import (
     Tell,
     WriteLog,
 )
-from paceline.core.server.lead_reports import SaveCut, SaveEnded
+from paceline.core.server.lead_reports import SaveCut, SaveEnded, SnapshotEnded
 from paceline.core.server.present import Present
 from paceline.core.steps import CheckpointStep, Steps
 
@@ -47,6 +48,10 @@ class _Making:
     hurried: bool = False
     """Whether workers' parts are not waited for any more."""
     committing: bool = False
+    parameters_only: bool = False
+    """Whether it is a snapshot for evaluation."""
+    is_read: bool = False
+    """Whether an evaluation waits for it."""
 
     @property
     def needs_workers(self) -> bool:
@@ -98,6 +103,8 @@ class CheckpointCuts:
         self._all_ended = False
         """Whether the processes of all workers have ended: the controller waits for the final one."""
         self._hurry_at: float | None = None
+        self._snapshot_at: int | None = None
+        """The version from which on a snapshot is wanted."""
         self._announced = -1
         """allreduce: the next version that needs this server's parameters."""
         self._part_versions: dict[int, int] = {}
@@ -107,12 +114,13 @@ class CheckpointCuts:
 
     def cut_if_due(self) -> Steps:
         """The step that cuts a checkpoint behind the update that is being ordered, if it is time for one."""
-        version = self._decider.version
-        if self._present.mode.serverless:
-            due = version == self._announced
-        else:
-            due = self._at_next or self._is_periodic(version)
-        return self._cut() if due else []
+        version, serverless = self._decider.version, self._present.mode.serverless
+        if serverless and version != self._announced:
+            return []
+        is_wanted = self._snapshot_at is not None and version >= self._snapshot_at
+        if self._at_next or self._is_periodic(version) or (serverless and not is_wanted):
+            return self._cut()
+        return self._cut(parameters_only=True) if is_wanted else []
 
     def _is_periodic(self, version: int) -> bool:
         return self._every > 0 and version % self._every == 0
@@ -123,7 +131,9 @@ class CheckpointCuts:
         if not self._present.mode.serverless or self._making is not None:
             return
         version = self._decider.version + 1
-        if self._decider.groups.speaks(worker) and (self._at_next or self._is_periodic(version)):
+        is_wanted = self._snapshot_at is not None and version >= self._snapshot_at
+        due = is_wanted or self._at_next or self._is_periodic(version)
+        if self._decider.groups.speaks(worker) and due:
             self._announced = version
             notes["cut"] = True
 
@@ -131,6 +141,13 @@ class CheckpointCuts:
         """The controller wants a checkpoint at the next update."""
         has_model = self._present.layout is not None
         self._at_next = self._at_next or (has_model and self._making is None)
+
+    def want_snapshot(self, at: int) -> None:
+        """The controller wants a snapshot behind the first update that makes at least version `at`.
+
+        It may ask again: one snapshot answers all requests for versions up to its own.
+        """
+        self._snapshot_at = at if self._snapshot_at is None else min(at, self._snapshot_at)
 
     def want_now(self, now: float, *, all_ended: bool) -> Steps:
         """The controller wants a checkpoint, and waits for it.
@@ -151,7 +168,7 @@ class CheckpointCuts:
         elif self._all_ended and self._present.attached:
             pass  # their last parts are on the way; the last one to leave brings us back
         elif making is not None:
-            self._again = self.unsaved or making.version < version
+            self._again = self.unsaved or making.version < version or making.parameters_only
         elif self.last_saved == version and not self.unsaved:
             self._report(SaveEnded("kept", self.last_saved))
         elif self._in_a_round or self._sequencer.waiting or not self._is_current:
@@ -174,6 +191,8 @@ class CheckpointCuts:
         """If a requested checkpoint has waited for a worker too long, cut it here, and commit it."""
         if self._hurry_at is None or now <= self._hurry_at:
             return []
+        if self._making is not None and self._making.parameters_only:
+            return []  # it is written soon; the checkpoint comes behind it
         self._hurry_at = None
         if self._all_ended and self._present.attached:
             self._all_ended = False
@@ -189,25 +208,42 @@ class CheckpointCuts:
     def tell_cut(self) -> None:
         """Let the controller know, once, that its checkpoint needs the workers no more."""
         making = self._making
-        if self._asked and not self._told_cut and making is not None and not making.needs_workers:
+        if making is None or making.parameters_only or making.needs_workers:
+            return
+        if self._asked and not self._told_cut:
             self._told_cut = True
             self._out.put(Tell(SaveCut(making.version)))
 
     # --- one checkpoint ---------------------------------------------------------------------------
 
-    def _cut(self) -> Steps:
+    def _cut(self, *, parameters_only: bool = False) -> Steps:
         """The step that cuts a checkpoint here; none if the one before is still being written."""
         version, decider, present = self._decider.version, self._decider, self._present
+        if self._making is not None and parameters_only:
+            return []  # it is cut behind a later update
+        if self._making is not None and self._making.parameters_only:
+            self._at_next = True
+            return []
         if self._making is not None:
             self._out.put(WriteLog(f"checkpoint {version} skipped: the one before is not finished"))
             return []
+        is_read = self._snapshot_at is not None and version >= self._snapshot_at
+        if is_read:
+            self._snapshot_at = None
+        if parameters_only:
+            directory = self._directory_of(version)
+            servers = len(present.ordered.servers)
+            self._making = _Making(version, directory, servers, set(), parameters_only=True, is_read=True)
+            lead = {"mode": str(present.mode), "samples": decider.totals.samples}
+            self._out.put(OpenCheckpoint(version, directory, lead, True))
+            return [CheckpointStep(version, directory, True)]
         self._at_next = self.unsaved = False
         groups, members = decider.groups, decider.machine.members
         workers = {worker for worker in present.attached if groups.root_of(worker) in members}
         if present.mode.serverless:  # they send their parts by themselves
             workers = {worker for worker in workers if self._part_versions.get(worker) != version}
         directory = self._directory_of(version)
-        self._making = _Making(version, directory, len(present.ordered.servers), workers)
+        self._making = _Making(version, directory, len(present.ordered.servers), workers, is_read=is_read)
         # The root of a group tells the others.
         self._flags = set() if present.mode.serverless else {w for w in workers if groups.speaks(w)}
         self._out.put(OpenCheckpoint(version, directory, decider.snapshot()))
@@ -274,7 +310,7 @@ class CheckpointCuts:
         """A server that writes a part is gone: the checkpoint in the making is given up, and another cut."""
         if self._making is None or self._making.committing:
             return []
-        self._again = True
+        self._again = self._again or not self._making.parameters_only
         return self._give_up(f"server:{server} is gone", now)
 
     def _commit_if_complete(self) -> None:
@@ -289,14 +325,32 @@ class CheckpointCuts:
 
     def saved(self, path: str, now: float) -> Steps:
         """The checkpoint is committed."""
-        assert self._making is not None
-        self.last_saved = self._making.version
-        return self._ended(SaveEnded(path, self._making.version), now)
+        making = self._making
+        assert making is not None
+        if making.is_read:
+            self._out.put(Tell(SnapshotEnded(path, making.version)))
+        if making.parameters_only:
+            return self._snapshot_ended(now)
+        self.last_saved = making.version
+        return self._ended(SaveEnded(path, making.version), now)
 
     def failed(self, reason: str, now: float) -> Steps:
         """The checkpoint could not be opened, written or committed; nothing is left of it."""
+        making = self._making
+        if making is not None and making.is_read:
+            self._out.put(Tell(SnapshotEnded(None, making.version, reason)))
+        if making is not None and making.parameters_only:
+            self._out.put(WriteLog(f"a snapshot for evaluation failed: {reason}", is_error=True))
+            return self._snapshot_ended(now)
         self._out.put(WriteLog(f"checkpoint failed: {reason}", is_error=True))
         return self._ended(SaveEnded(None, reason=reason), now)
+
+    def _snapshot_ended(self, now: float) -> Steps:
+        """A snapshot is written or given up: a checkpoint may have had to wait for it."""
+        self._making = None
+        again, self._again = self._again, False
+        no_more_rounds = self._at_next and not self._decider.machine.active
+        return self._save_now(now) if again or no_more_rounds else []
 
     def _ended(self, ended: SaveEnded, now: float) -> Steps:
         self._making = None

@@ -145,6 +145,8 @@ class OpenCheckpoint(NamedTuple):
     directory: str
     lead: dict[str, Any]
     """The leader's state in the checkpoint, as JSON."""
+    parameters_only: bool = False
+    """A snapshot for evaluation: the model alone, which no run can go on from."""
 
 
 class CommitCheckpoint(NamedTuple):

@@ -12,6 +12,7 @@ __all__ = [
     "SaveEnded",
     "ServerEmptied",
     "ServerUnreachable",
+    "SnapshotEnded",
     "SwitchRefused",
 ]
 
@@ -32,6 +33,16 @@ class SaveEnded(NamedTuple):
     """Why it failed."""
     asked: bool = False
     """The controller requested it; else it is a periodic one."""
+
+
+class SnapshotEnded(NamedTuple):
+    """A snapshot for evaluation was written, or failed."""
+
+    path: str | None
+    """Its directory; None: it failed. A checkpoint of the wanted version serves as well."""
+    version: int
+    reason: str | None = None
+    """Why it failed."""
 
 
 class ReplaceWorker(NamedTuple):
@@ -87,6 +98,7 @@ class SwitchRefused(NamedTuple):
 LeaderReport = (
     SaveCut
     | SaveEnded
+    | SnapshotEnded
     | ReplaceWorker
     | RunEndsEarly
     | FullyReplicated

@@ -11,6 +11,7 @@ from paceline.observe.analyse.facts import Facts, Series
 from paceline.observe.analyse.run_data import Columns, RunData
 from paceline.observe.record.phase import PHASES, Phase
 from paceline.observe.record.tables import ROLES
+from paceline.observe.record.values import EVALUATION
 
 __all__ = [
     "Bar",
@@ -106,7 +107,7 @@ def metric_curves(run: RunData, facts: Facts, most: int, *, over: str = "time") 
         at = (rows["time"] - began if over == "time" else rows["step"].astype(float)).to_numpy()
         order = np.argsort(at, kind="stable")
         values = rows["value"].to_numpy()[order]
-        curve = Series(f"worker:{worker}", at[order].tolist(), values.tolist())
+        curve = Series("evaluation" if worker == EVALUATION else f"worker:{worker}", at[order].tolist(), values.tolist())
         found.setdefault(str(name), []).append(curve)
     return {str(name): found[str(name)] for name in names if str(name) in found}
 

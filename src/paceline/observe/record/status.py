@@ -176,6 +176,10 @@ class RunStatus:
     """Messages for people, oldest first; entries are only added."""
     ended_early: str | None = None
     """Why it ended before its scripts would have: the workers' votes, or a limit. It is no failure."""
+    evaluation: dict[str, AnyFloat] = field(default_factory=dict)
+    """What the last evaluation measured."""
+    evaluated_at: int = 0
+    """The version that it measured."""
     first_losses: dict[str, AnyFloat] = field(default_factory=dict)
     """How large losses were when the run began: what later ones are compared with."""
     diverged: str | None = None
@@ -260,13 +264,15 @@ class RunStatus:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Each reported metric's mean over the workers that reported it, `loss` first."""
+        """Each reported metric's mean over the workers that reported it, `loss` first; then the last
+        evaluation's values."""
         found: dict[str, list[float]] = {}
         for _, worker in sorted(self.workers.items()):
             for name, value in worker.metrics.items():
                 found.setdefault(name, []).append(value)
         names = sorted(found, key=lambda name: name != "loss")
-        return {name: sum(found[name]) / len(found[name]) for name in names}
+        means = {name: sum(found[name]) / len(found[name]) for name in names}
+        return {**means, **self.evaluation}
 
     def to_json(self) -> dict[str, object]:
         """As plain data; keys that are numbers become strings, as JSON has it."""

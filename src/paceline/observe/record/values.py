@@ -5,6 +5,7 @@ taken survives any end of the worker. The file is a header and slots of one size
 is written last and says what it holds, so a slot that was being written is not one yet.
 
     raw/worker-1.0.values     rank, attempt
+    raw/reader-0.0.values     what an evaluation measured; its `worker` is EVALUATION, its `step` the version
     values.parquet            all of them, once the run is over
 
     header   magic, step at which this attempt began, steps finished, values left out
@@ -40,6 +41,7 @@ from paceline.storage.typed_json import checked
 
 __all__ = [
     "COLUMNS",
+    "EVALUATION",
     "Start",
     "ValueWriter",
     "Values",
@@ -83,7 +85,9 @@ _LONGEST_NAME = 1000
 _MOST_NAME_SLOTS = _MOST_NAMES * (_LONGEST_NAME // 46 + 2)
 """More are not of a writer: to read them would take minutes."""
 _NUMBER = struct.Struct("<q")
-_FILE = re.compile(r"worker-(\d{1,9})\.(\d{1,9})\.values", re.ASCII)
+EVALUATION = -1
+"""In the column `worker`: the value is no worker's, an evaluation measured it."""
+_FILE = re.compile(r"(worker|reader)-(\d{1,9})\.(\d{1,9})\.values", re.ASCII)
 _MOST_BYTES = 1 << 30
 """Of one file. A quarter of --records-mb is for values."""
 _MOST_STARTS = 100_000
@@ -157,6 +161,12 @@ class ValueWriter:
         with self._lock:
             self.began = self.steps = step
             self._write_header()
+
+    def at_version(self, version: int) -> None:
+        """Of an evaluation, values have the version in place of a step."""
+        self.steps = version
+        if self._head is not None:
+            _NUMBER.pack_into(self._head, 16, version)
 
     def stepped(self) -> None:
         """The script has finished a step."""
@@ -285,7 +295,8 @@ class ValueWriter:
         """A new file: an attempt that has one already (its number could not be kept) is not overwritten."""
         directory.mkdir(mode=0o700, exist_ok=True)
         while True:
-            path = directory / f"worker-{self._rank}.{self.attempt}.values"
+            who = "reader-0" if self._rank == EVALUATION else f"worker-{self._rank}"
+            path = directory / f"{who}.{self.attempt}.values"
             try:
                 return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             except FileExistsError:
@@ -353,7 +364,8 @@ def _raw_files(directory: Path) -> list[tuple[int, int, Path]]:
         check_directory(directory)
         for path in directory.iterdir():
             if (match := _FILE.fullmatch(path.name)) is not None:
-                found.append((int(match[1]), int(match[2]), path))
+                who = EVALUATION if match[1] == "reader" else int(match[2])
+                found.append((who, int(match[3]), path))
     return sorted(found)
 
 

@@ -13,7 +13,7 @@ from paceline.exceptions import UsageError
 from paceline.observe.analyse.run_data import RunData
 from paceline.observe.record.status import RunStatus
 from paceline.observe.record.tables import ROLES
-from paceline.observe.record.values import standing
+from paceline.observe.record.values import EVALUATION, standing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +75,7 @@ def to_tensorboard(run: RunData, directory: Path) -> int:
     new, told = new_metrics(run, written.get("values", {}))
     try:
         for row in new.itertuples(index=False):
-            add(f"worker-{row.worker}", str(row.name), row.value, int(row.step), row.time)
+            add(_curve_of(row.worker), str(row.name), row.value, int(row.step), row.time)
             count += 1
         samples = len(run.columns("resources")["time"])
         for who, tag, value, seconds, at in _usage(run, int(written.get("resources", 0))):
@@ -319,7 +319,7 @@ def to_mlflow(run: RunData, uri: str) -> str:
         tags = dict(there[0].data.tags) if there else {}
         new, told = new_metrics(run, _filed_before(tags))
         metrics = [
-            Metric(_key(f"{row.name}/worker-{row.worker}"), row.value, int(row.time * 1000), int(row.step))
+            Metric(_key(f"{row.name}/{_curve_of(row.worker)}"), row.value, int(row.time * 1000), int(row.step))
             for row in new.itertuples(index=False)
         ]
         if there:
@@ -365,3 +365,7 @@ def _filed_tags(told: Mapping[str, int]) -> dict[str, str]:
 def _key(text: str) -> str:
     """A name that MLflow takes."""
     return re.sub(r"[^\w\-. /]", "_", text, flags=re.ASCII)[:250]
+
+
+def _curve_of(worker: int) -> str:
+    return "evaluation" if worker == EVALUATION else f"worker-{worker}"

@@ -36,7 +36,9 @@ def metrics(page: RunView) -> str:
     by_step = curves.metric_curves(page.run, page.facts, MOST_METRICS, over="step")
     figures = []
     for name in found:
-        for series, label in ((found[name], "seconds since training began"), (by_step[name], "step")):
+        measured = all(each.name == "evaluation" for each in found[name])
+        steps = "version" if measured else "step"
+        for series, label in ((found[name], "seconds since training began"), (by_step[name], steps)):
             figures.append(plots.line_chart(name, curves.few(series), x_label=label))
     note = ""
     if (more := page.run.metrics["name"].nunique() - len(found)) > 0:

@@ -1,0 +1,179 @@
+"""Evaluations: the process that evaluates beside the workers, and the snapshots that it reads.
+
+The process (role `reader`) asks for snapshots and tells its results through the run directory, as commands do
+(`paceline eval` beside a run is no different). It has no connection to any role, so nothing of the run can
+wait for it: it may be slow, stopped or killed.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.comm.messages import SnapshotEnded, TakeSnapshot
+from paceline.control.processes import RoleProcesses
+from paceline.control.role_links import RoleLinks
+from paceline.control.run_record import RunRecord
+from paceline.core.run_decisions import RunState
+from paceline.core.run_machine import RunMachine
+from paceline.engines import Exit
+from paceline.exceptions import CheckpointError, UsageError
+from paceline.storage.checkpoint import committed
+from paceline.storage.requests import Requests
+
+__all__ = ["Evaluations"]
+
+_ASK_AGAIN_S = 2.0
+"""The lead may have been replaced since it was asked for a snapshot."""
+_MOST_STARTS = 3
+"""How often the process is started, if it is killed."""
+_MOST_VALUES = 1_000
+"""Number of values of one evaluation that the status shows."""
+
+
+class _Wish(NamedTuple):
+    """A snapshot that a reader waits for."""
+
+    request: str
+    at: int
+    """The version from which on it serves."""
+
+
+class Evaluations:
+    """One run's."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        machine: RunMachine,
+        links: RoleLinks,
+        processes: RoleProcesses,
+        requests: Requests,
+    ) -> None:
+        self._record = record
+        self._machine = machine
+        self._links = links
+        self._processes = processes
+        self._requests = requests
+        self._every = 0
+        self._starts = 0
+        self._ended = False
+        """Whether the process has ended and is not started again."""
+        self._wishes: dict[int, _Wish] = {}
+        """By process: one that asks again takes the place of what it asked before."""
+        self._asked_at = 0.0
+        self._final: tuple[str, int] | None = None
+        """Path and version of the checkpoint that the run ended with."""
+        self._is_over = False
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def declared(self, every: int) -> None:
+        """The script has an evaluation. A worker that was started again says so once more."""
+        if not self._starts:
+            self._every = every
+            self._start()
+
+    def _start(self) -> None:
+        if "reader:0" not in self._processes.pids():  # else it has outlived another controller
+            self._processes.start_reader(self._every, self._starts)
+        self._starts += 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether the process runs, or is about to."""
+        return self._starts > 0 and not self._ended
+
+    def exited(self, event: Exit) -> None:
+        """The process ended: by itself, by an error of the script, or it was killed."""
+        if event.code == 0 or self._machine.state in (RunState.FAILED, RunState.STOPPED):
+            self._ended = True
+        elif event.signal is not None and self._starts < _MOST_STARTS and not self._is_over:
+            self._record.note(f"reader:0, which evaluates, {event.end.how}; it is started again. Training goes on.")
+            self._start()
+        else:
+            self._ended = True
+            log = self._record.directory.log_path("reader", 0)
+            self._record.note(
+                f"reader:0, which evaluates, {event.end.how}: nothing is evaluated from here on, and training "
+                f"goes on. What it wrote: {log}"
+            )
+
+    # --- snapshots --------------------------------------------------------------------------------
+
+    def snapshot_wanted(self, request: str, body: dict[str, Any]) -> None:
+        """A reader wants the model of a version, or of the first one after it.
+
+        Raises:
+            UsageError: the request has no version.
+        """
+        at, process = body.get("at"), body.get("process")
+        if type(at) is not int or at < 0 or type(process) is not int:
+            raise UsageError("a request for a snapshot names a version and a process")
+        self._wishes[process] = _Wish(request, at)
+        if self._is_over:
+            self._answer_over()
+        else:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked_at = time.monotonic()
+        at = min(wish.at for wish in self._wishes.values())
+        self._links.tell(f"server:{self._machine.lead}", TakeSnapshot(at))
+
+    def snapshot_ended(self, ended: SnapshotEnded) -> None:
+        """The servers have written one, or could not."""
+        for process, wish in list(self._wishes.items()):
+            if ended.path is None:
+                self._answer(process, {"failed": ended.reason or "unknown"})
+            elif wish.at <= ended.version:
+                self._answer(process, {"path": ended.path, "version": ended.version})
+
+    def _answer(self, process: int, body: dict[str, Any]) -> None:
+        with self._record.tolerating_full_disk():
+            self._requests.answer(self._wishes.pop(process).request, body)
+
+    def evaluated(self, request: str, body: dict[str, Any]) -> None:
+        """A reader tells what it measured. It is answered how far the run is."""
+        version, values = body.get("version"), body.get("values")
+        if type(version) is not int or not isinstance(values, dict) or len(values) > _MOST_VALUES:
+            raise UsageError("results of an evaluation are a version, and values by name")
+        status = self._record.status
+        try:
+            found = {str(name): float(value) for name, value in values.items()}
+        except (TypeError, ValueError):
+            raise UsageError("a value of an evaluation is a number") from None
+        if version >= status.evaluated_at:
+            status.evaluation, status.evaluated_at = found, version
+        with self._record.tolerating_full_disk():
+            self._requests.answer(request, {"version": status.version})
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Some time has passed."""
+        if self._wishes and not self._is_over and now - self._asked_at > _ASK_AGAIN_S:
+            self._ask()
+
+    def finish(self, checkpoints: Path) -> None:
+        """The run is over: let readers read the checkpoint that it ended with."""
+        self._is_over = True
+        try:
+            paths = committed(checkpoints)
+        except CheckpointError:
+            paths = []
+        if paths:
+            self._final = str(paths[0]), self._record.status.version
+        self._answer_over()
+
+    def _answer_over(self) -> None:
+        path, version = self._final or (None, 0)
+        for process in list(self._wishes):
+            self._answer(process, {"over": True, "path": path, "version": version})
+
+    def give_up(self, seconds: float) -> None:
+        """The last evaluation takes too long."""
+        self._ended = True
+        self._record.note(
+            f"the evaluation of the final model was not finished within {seconds:g} s (--deadline) and was "
+            f"ended. `paceline eval {self._record.directory.id}` measures it."
+        )
