@@ -19,7 +19,7 @@ from paceline.core.server.lead_actions import (
     OutgoingActions,
     Tell,
 )
-from paceline.core.server.lead_reports import SaveCut, SaveEnded
+from paceline.core.server.lead_reports import SaveCut, SaveEnded, SnapshotEnded
 from paceline.core.server.present import Present
 from paceline.core.steps import CheckpointStep, Steps
 from tests.leading import two_slices
@@ -227,3 +227,80 @@ def test_the_names_of_directories_are_paths_of_their_own(tmp_path: Path) -> None
     from paceline.storage.checkpoint import new_directory
 
     assert new_directory(tmp_path, 3) != new_directory(tmp_path, 3)
+
+
+def wanted(run: Run) -> CheckpointStep:
+    """Commit the first checkpoint; then want a snapshot and cut it."""
+    run.complete()
+    run.cuts.want_snapshot(2, 1)
+    machine = run.decider.machine
+    machine.load_state(machine.state()._replace(version=3))
+    (step,) = run.cuts.cut_if_due()
+    assert isinstance(step, CheckpointStep)
+    return step
+
+
+def test_a_snapshot_has_parameters_only_and_waits_for_no_worker() -> None:
+    run = Run()
+    step = wanted(run)
+    assert step.parameters_only and step.version == 3
+    opened = next(each for each in run.out.take() if isinstance(each, OpenCheckpoint))
+    assert opened.parameters_only and opened.lead == {"mode": "bsp", "samples": 0}
+    assert not run.cuts.awaits(0) and not run.cuts.awaits(1)
+    run.cuts.part_written(step.directory, 0.0)
+    assert run.actions() == [CommitCheckpoint()]
+    assert run.cuts.saved("there", 0.0) == []
+    assert run.actions() == [Tell(SnapshotEnded("there", 3))]
+    assert run.cuts.last_saved == 2, "no run can go on from a snapshot"
+    assert run.cuts.cut_if_due() == [], "one serves all that wanted it"
+
+
+def test_a_snapshot_is_of_a_multiple() -> None:
+    run = Run()
+    run.complete()
+    run.cuts.want_snapshot(4, 5)
+    machine = run.decider.machine
+    cut = []
+    for version in (3, 5, 7):
+        machine.load_state(machine.state()._replace(version=version))
+        cut += [each.version for each in run.cuts.cut_if_due() if isinstance(each, CheckpointStep)]
+    assert cut == [5]
+
+
+def test_a_checkpoint_of_that_version_serves_as_well() -> None:
+    run = Run()
+    run.complete()
+    run.cuts.want_snapshot(4, 2)
+    machine = run.decider.machine
+    machine.load_state(machine.state()._replace(version=4))
+    steps = run.cuts.cut_if_due()
+    assert [each.parameters_only for each in steps if isinstance(each, CheckpointStep)] == [False]
+    assert run.complete(steps)[1][:1] == [Tell(SnapshotEnded(run.directory, 4))]
+
+
+def test_a_checkpoint_waits_for_the_snapshot_before_it() -> None:
+    run = Run()
+    step = wanted(run)
+    assert run.cuts.want_now(0.0, all_ended=False) == []
+    assert run.cuts.hurry_if_late(60.0) == []
+    run.cuts.tell_cut()
+    run.cuts.part_written(step.directory, 0.0)
+    assert not run.answers(run.actions())
+    (checkpoint,) = run.cuts.saved("there", 0.0)
+    assert isinstance(checkpoint, CheckpointStep) and not checkpoint.parameters_only
+    _, actions = run.complete([checkpoint])
+    assert run.answers(actions) == [SaveEnded(run.directory, 3, asked=True)]
+
+
+def test_a_snapshot_that_fails_costs_no_checkpoint() -> None:
+    run = Run(servers=2)
+    step = wanted_of_two(run)
+    assert run.cuts.server_gone(1, 0.0) == []
+    kinds = run.actions()
+    assert kinds == [AbandonCheckpoint(), Tell(SnapshotEnded(None, 3, "server:1 is gone"))]
+    assert run.cuts.part_written(step.directory, 0.0) == []
+
+
+def wanted_of_two(run: Run) -> CheckpointStep:
+    run.cuts.part_written(run.directory, 0.0)
+    return wanted(run)

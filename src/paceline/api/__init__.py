@@ -1,6 +1,6 @@
 """What users import, and what the command line calls.
 
-* `script.py`  prepare, log, evaluation, should_stop, assign, run_parameters, rank, …: for scripts with their own loop.
+* `script.py`  prepare, log, evaluation, should_stop, run_parameters, rank, …: for scripts with a loop.
 * `shared_values.py`  gather, mean, broadcast, barrier: for metrics and decisions.
 * `fitting.py` fit and Task: for people who want no loop.
 * `runs.py`    which runs there are, how each does; load_run: a run's tables as data frames.
@@ -11,6 +11,7 @@
 * `removal.py` removes runs that are over.
 * `certifying.py` make_certificates: for a run, beforehand.
 * `studies.py` study, load_study: many runs of one script, compared.
+* `evaluating.py` evaluate_run: measures a run's model with the script's evaluation.
 * `exporting.py` export_run: a run's model as a file.
 * `successor_process.py` take_over: go on with a run whose controller was killed.
 

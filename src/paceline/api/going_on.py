@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from paceline.storage.requests import Requests
 from paceline.control.run_record import checkpoint_names
 from paceline.control.rundir import RunDirectory
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.observe.record.run_files import unix_time
+from paceline.storage.requests import Requests
 from paceline.storage.typed_json import checked
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from paceline import __version__
 from paceline.cli.certs_command import certs
 from paceline.cli.compare_command import compare
 from paceline.cli.completion_command import COMPLETE_VARIABLE, completion, prepare_completion
+from paceline.cli.eval_command import evaluate
 from paceline.cli.export_command import export
 from paceline.cli.job_file import TakesJobFile
 from paceline.cli.logs_command import logs
@@ -86,6 +87,7 @@ app.command(context_settings=SPELLING)(rm)
 app.command(context_settings=SPELLING)(prune)
 app.command(context_settings=SPELLING)(certs)
 app.command(context_settings=SPELLING)(export)
+app.command("eval", context_settings=SPELLING)(evaluate)
 app.command(context_settings=SPELLING)(top)
 app.command(context_settings=SPELLING)(report)
 app.command(context_settings=SPELLING)(compare)

@@ -152,6 +152,7 @@ def _show(data: "RunData", run_id: str) -> None:
     from rich.table import Table
 
     from paceline.observe.analyse import wording
+    from paceline.observe.record.values import EVALUATION
 
     frame = data.metrics
     if frame.empty:
@@ -169,7 +170,7 @@ def _show(data: "RunData", run_id: str) -> None:
     for (name, worker), part in itertools.islice(groups, _MOST_ROWS):
         values = part["value"]
         cells = {
-            "worker": str(worker),
+            "worker": "eval" if worker == EVALUATION else str(worker),
             "values": wording.count(len(part)),
             "step": wording.count(part["step"].iloc[-1]),
             "first": wording.metric(float(values.iloc[0])),

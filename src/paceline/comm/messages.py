@@ -255,9 +255,12 @@ class SaveSoon(NamedTuple):
 
 @message(Kind.TO_READ)
 class TakeSnapshot(NamedTuple):
-    """Write a snapshot of the model behind the first update that makes at least this version."""
+    """Write a snapshot of the model, of one of these versions."""
 
     at: int
+    """The lowest that serves."""
+    every: int
+    """Versions that are multiples of this one serve."""
 
 
 @message(Kind.SWITCH)

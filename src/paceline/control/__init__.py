@@ -34,10 +34,10 @@
 from paceline.control.beginning import taken_over
 from paceline.control.controller import Controller
 from paceline.control.known_runs import find_run, list_runs
-from paceline.storage.requests import Requests
 from paceline.control.rundir import RunDirectory
 from paceline.core.run_decisions import RunState
 from paceline.core.run_machine import RunMachine
+from paceline.storage.requests import Requests
 
 __all__ = [
     "Controller",

@@ -37,7 +37,6 @@ from paceline.control.mode_switches import GUARD, ModeSwitches
 from paceline.control.processes import Origin, RoleProcesses, Surroundings
 from paceline.control.publishing import StatusPublisher, WatchCall
 from paceline.control.request_desk import RequestDesk, UserRequest
-from paceline.storage.requests import Requests
 from paceline.control.role_links import Joined, RoleLinks, Said, StopSignal, TurnedAway
 from paceline.control.role_reports import RoleReports
 from paceline.control.run_events import CauseOverdue, RunEvent, SaveOverdue, ServerSilent, Tick
@@ -70,6 +69,7 @@ from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.record.tables import cut_torn, to_parquet
 from paceline.plan import Plan
 from paceline.storage.checkpoint import clean_temporary
+from paceline.storage.requests import Requests
 
 __all__ = ["Controller"]
 
@@ -544,9 +544,7 @@ class Controller:
     def _end_roles(self) -> None:
         """End all processes: workers at once, servers in order if the run has not failed."""
         graceful = self._machine.state is not RunState.FAILED
-        if self._machine.state is RunState.SUCCEEDED:
-            self._finish_evaluation()
-        self._processes.kill("reader", 0)
+        self._finish_evaluation()
         if self._hearing.script_exited:
             self._let_scripts_exit()
         self._processes.kill_workers()
@@ -563,15 +561,12 @@ class Controller:
 
     def _finish_evaluation(self) -> None:
         """Let the final model be evaluated, for at most --deadline."""
-        until = time.monotonic() + self._job.deadline_s
-        self._evaluations.finish(self._record.directory.checkpoints_path)
-        while self._evaluations.busy and not self._desk.stopping:
+        for now in self._evaluations.finishing(self._job.deadline_s):
             self._hear_until_the_end()
-            now = time.monotonic()
-            if now > until:
-                self._evaluations.give_up(self._job.deadline_s)
             for event in [*self._desk.new(now), *self._processes.exits()]:
                 self._handle(event)
+            if self._desk.stopping:
+                return
 
     def _let_scripts_exit(self) -> None:
         """The scripts of the other workers probably end in the same way. What they still say is shown."""

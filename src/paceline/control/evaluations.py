@@ -5,8 +5,9 @@ The process (role `reader`) asks for snapshots and tells its results through the
 wait for it: it may be slow, stopped or killed.
 """
 
+import contextlib
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from paceline.comm.messages import SnapshotEnded, TakeSnapshot
@@ -35,7 +36,9 @@ class _Wish(NamedTuple):
 
     request: str
     at: int
-    """The version from which on it serves."""
+    """The lowest version that serves."""
+    every: int
+    """Versions that are multiples of this one serve."""
 
 
 class Evaluations:
@@ -88,14 +91,16 @@ class Evaluations:
         if event.code == 0 or self._machine.state in (RunState.FAILED, RunState.STOPPED):
             self._ended = True
         elif event.signal is not None and self._starts < _MOST_STARTS and not self._is_over:
-            self._record.note(f"reader:0, which evaluates, {event.end.how}; it is started again. Training goes on.")
+            self._record.note(
+                f"reader:0, which evaluates, {event.end.how}; it is started again. Training goes on."
+            )
             self._start()
         else:
             self._ended = True
             log = self._record.directory.log_path("reader", 0)
             self._record.note(
-                f"reader:0, which evaluates, {event.end.how}: nothing is evaluated from here on, and training "
-                f"goes on. What it wrote: {log}"
+                f"reader:0, which evaluates, {event.end.how}: nothing is evaluated from here on, and "
+                f"training goes on. What it wrote: {log}"
             )
 
     # --- snapshots --------------------------------------------------------------------------------
@@ -106,10 +111,10 @@ class Evaluations:
         Raises:
             UsageError: the request has no version.
         """
-        at, process = body.get("at"), body.get("process")
-        if type(at) is not int or at < 0 or type(process) is not int:
-            raise UsageError("a request for a snapshot names a version and a process")
-        self._wishes[process] = _Wish(request, at)
+        at, every, process = body.get("at"), body.get("every"), body.get("process")
+        if type(at) is not int or type(every) is not int or at < 0 or every < 1 or type(process) is not int:
+            raise UsageError("a request for a snapshot names a version, an interval and a process")
+        self._wishes[process] = _Wish(request, at, every)
         if self._is_over:
             self._answer_over()
         else:
@@ -117,15 +122,15 @@ class Evaluations:
 
     def _ask(self) -> None:
         self._asked_at = time.monotonic()
-        at = min(wish.at for wish in self._wishes.values())
-        self._links.tell(f"server:{self._machine.lead}", TakeSnapshot(at))
+        for _, at, every in self._wishes.values():
+            self._links.tell(f"server:{self._machine.lead}", TakeSnapshot(at, every))
 
     def snapshot_ended(self, ended: SnapshotEnded) -> None:
         """The servers have written one, or could not."""
         for process, wish in list(self._wishes.items()):
             if ended.path is None:
                 self._answer(process, {"failed": ended.reason or "unknown"})
-            elif wish.at <= ended.version:
+            elif wish.at <= ended.version and ended.version % wish.every == 0:
                 self._answer(process, {"path": ended.path, "version": ended.version})
 
     def _answer(self, process: int, body: dict[str, Any]) -> None:
@@ -154,25 +159,40 @@ class Evaluations:
         if self._wishes and not self._is_over and now - self._asked_at > _ASK_AGAIN_S:
             self._ask()
 
-    def finish(self, checkpoints: Path) -> None:
-        """The run is over: let readers read the checkpoint that it ended with."""
-        self._is_over = True
+    def finishing(self, limit_s: float) -> Iterator[float]:
+        """The run is over: let readers read the checkpoint that it ended with.
+
+        Yields the time again and again, until the run's own reader has ended, or this many seconds are over.
+        Of a run that has failed or was stopped nothing is evaluated.
+        """
         try:
-            paths = committed(checkpoints)
-        except CheckpointError:
-            paths = []
+            if self._machine.state is RunState.SUCCEEDED:
+                yield from self._last_evaluation(limit_s)
+        finally:
+            self._processes.kill("reader", 0)
+
+    def _last_evaluation(self, limit_s: float) -> Iterator[float]:
+        self._is_over = True
+        paths = []
+        with contextlib.suppress(CheckpointError):
+            paths = committed(self._record.directory.checkpoints_path)
         if paths:
             self._final = str(paths[0]), self._record.status.version
         self._answer_over()
+        began = time.monotonic()
+        while self.busy:
+            if (now := time.monotonic()) - began > limit_s:
+                self._give_up(limit_s)
+                return
+            yield now
 
     def _answer_over(self) -> None:
         path, version = self._final or (None, 0)
         for process in list(self._wishes):
             self._answer(process, {"over": True, "path": path, "version": version})
 
-    def give_up(self, seconds: float) -> None:
+    def _give_up(self, seconds: float) -> None:
         """The last evaluation takes too long."""
-        self._ended = True
         self._record.note(
             f"the evaluation of the final model was not finished within {seconds:g} s (--deadline) and was "
             f"ended. `paceline eval {self._record.directory.id}` measures it."

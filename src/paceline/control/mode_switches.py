@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.comm.messages import ModeEntered, SwitchMode
-from paceline.storage.requests import Requests
 from paceline.control.run_record import RunRecord
 from paceline.core.modes import ModeSpec, in_words, parse_mode
 from paceline.exceptions import UsageError
 from paceline.plan import Plan
 from paceline.plan.rules import check_switch
+from paceline.storage.requests import Requests
 
 __all__ = ["GUARD", "ModeSwitches"]
 

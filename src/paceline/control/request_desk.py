@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from paceline.control.evaluations import Evaluations
 from paceline.control.mode_switches import ModeSwitches
-from paceline.storage.requests import Requests
 from paceline.control.role_links import RoleLinks
 from paceline.control.run_record import RunRecord
 from paceline.control.scaling import check_scale, told_change
@@ -17,6 +16,7 @@ from paceline.core.run_machine import RunMachine
 from paceline.exceptions import UsageError
 from paceline.observe import ServerStatus
 from paceline.plan import Plan
+from paceline.storage.requests import Requests
 
 __all__ = ["RequestDesk", "UserRequest"]
 

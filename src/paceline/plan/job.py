@@ -369,8 +369,8 @@ class Job:
         None,
         check=whole_number(0, "0 for no evaluation; leave it out for the script's own interval"),
         metavar="N",
-        help="Evaluate every N updates with the script's @paceline.evaluation, in a process beside the workers. "
-        "0: do not.",
+        help="Evaluate every N updates with the script's @paceline.evaluation, in a process beside the "
+        "workers. 0: do not.",
         panel=FAULTS,
         commands=EVERY_COMMAND,
         roles=("worker",),

@@ -15,6 +15,7 @@ Parts of both roles:
 * `attachments.py` Attachments: workers that attach, push, and whose links break.
 * `worker_frames.py` reads frames of workers into requests.
 * `controller_line.py` ControllerLine: what a server says to the controller.
+* `parameter_copy.py` parameters_of: a shard without its optimizer's state, for snapshots.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.
 
 Parts of the leader:

@@ -527,8 +527,8 @@ class Leader:
                 # Copying a large model takes seconds, without a word.
                 self._controller.tell(messages.SaveBegun())
                 self._follow(machine.save_now(time.monotonic(), all_ended=all_ended))
-            case messages.TakeSnapshot(at):
-                machine.cuts.want_snapshot(at)
+            case messages.TakeSnapshot(at, every):
+                machine.cuts.want_snapshot(at, every)
             case messages.SwitchMode(mode, request):
                 self._follow(machine.switch(mode, request))
             case messages.LetServerGo(server):

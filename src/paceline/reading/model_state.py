@@ -21,8 +21,8 @@ def put_into(models: Sequence[nn.Module], snapshot: Snapshot) -> None:
     known = int(snapshot.checkpoint.meta.get("models", 1))
     if known != len(models):
         raise LayoutMismatch(
-            f"the script prepares {len(models)} models, and the run at version {snapshot.version} has {known}: "
-            "evaluate with the script, and the arguments, that the run was started with."
+            f"the script prepares {len(models)} models, and the run at version {snapshot.version} has "
+            f"{known}: evaluate with the script, and the arguments, that the run was started with."
         )
     for number, model in enumerate(models):
         state = model_state(snapshot.checkpoint, number)

@@ -11,11 +11,11 @@ import torch
 
 from paceline.exceptions import PacelineError
 from paceline.observe.record.values import EVALUATION, ValueWriter
-from paceline.reading.config import ReaderConfig
-from paceline.reading.session import ReaderSession
+from paceline.reading.reader_config import ReaderConfig
+from paceline.reading.reader_session import ReaderSession
 from paceline.reading.snapshots import RunSnapshots, Snapshot
-from paceline.worker.session import enter_session
 from paceline.worker.program_runner import begin_program, end_program, exit_code, run_program
+from paceline.worker.session import enter_session
 
 __all__ = ["run_reader"]
 

@@ -42,8 +42,12 @@ class Snapshot:
 class SnapshotSource(Protocol):
     """Where a reader gets snapshots."""
 
-    def next(self, at_least: int) -> Snapshot | None:
-        """The model of the first version that is at least this; waits for it. None: there is none any more."""
+    def next(self, at_least: int, every: int) -> Snapshot | None:
+        """Wait for the model of a version that is at least this and a multiple of `every`, or the run's last.
+
+        Returns:
+            None if there is no more.
+        """
 
     def tell(self, version: int, values: Mapping[str, float]) -> int:
         """Tell the run what was measured. Returns the run's present version."""
@@ -55,7 +59,7 @@ class SavedSnapshot:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._snapshot = Snapshot(checkpoint, checkpoint.version, is_last=True)
 
-    def next(self, at_least: int) -> Snapshot | None:
+    def next(self, at_least: int, every: int) -> Snapshot | None:
         """See SnapshotSource."""
         return self._snapshot
 
@@ -78,14 +82,14 @@ class RunSnapshots:
         self._alive = alive
         self._log = log
 
-    def next(self, at_least: int) -> Snapshot | None:
+    def next(self, at_least: int, every: int) -> Snapshot | None:
         """See SnapshotSource.
 
         Raises:
             LinkError: the run ended.
         """
         while True:
-            answer = self._ask({"kind": "snapshot", "at": at_least, "process": os.getpid()})
+            answer = self._ask({"kind": "snapshot", "at": at_least, "every": every, "process": os.getpid()})
             path, version = answer.get("path"), answer.get("version")
             if answer.get("over"):
                 return None if path is None else Snapshot(load(Path(path)), int(version or 0), is_last=True)

@@ -62,6 +62,7 @@ from paceline.worker.script_state import ScriptState
 from paceline.worker.session import Session, current_session
 
 __all__ = [
+    "Evaluation",
     "RemainingEpochs",
     "RunProgress",
     "ScriptState",

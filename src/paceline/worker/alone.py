@@ -70,13 +70,13 @@ class Session:
         """See `paceline.evaluation`."""
         if self.prepared:
             raise UsageError(
-                "paceline.evaluation(…) came after prepare(): the process that evaluates runs the script up to "
-                "prepare(). Put the function, and all that it needs, before it."
+                "paceline.evaluation(…) came after prepare(): the process that evaluates runs the script up "
+                "to prepare(). Put the function, and all that it needs, before it."
             )
         if self.evaluation is not None:
             raise UsageError(
-                f"paceline.evaluation(…) was used for {self.evaluation.name}() and for {evaluation.name}(): a "
-                "script has one evaluation, which may return many values."
+                f"paceline.evaluation(…) was used for {self.evaluation.name}() and for {evaluation.name}(): "
+                "a script has one evaluation, which may return many values."
             )
         self.evaluation = evaluation
 

@@ -33,7 +33,9 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise UsageError(f"@paceline.evaluation(…) over a {type(self.function).__name__}: it takes a function.")
+            raise UsageError(
+                f"@paceline.evaluation(…) over a {type(self.function).__name__}: it takes a function."
+            )
         if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
             raise UsageError(
                 f"paceline.evaluation(every={self.every!r:.40}): give the number of updates between two "

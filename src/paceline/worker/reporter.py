@@ -122,8 +122,8 @@ class Reporter:
         """
         if evaluation is None and every:
             raise UsageError(
-                f"--eval-every {every}: the script has no evaluation. Put @paceline.evaluation(every={every}) "
-                "over a function that takes the model and returns values by name, before paceline.prepare(…)."
+                f"--eval-every {every}: the script has no evaluation. Put @paceline.evaluation(…) over a "
+                "function that takes the model and returns values by name, before paceline.prepare(…)."
             )
         if evaluation is not None and every != 0:
             self._tell(EvaluationDeclared(every or evaluation.every))

@@ -1,8 +1,8 @@
 """CheckpointCuts: when a checkpoint is cut, whose parts it waits for, and what became of it.
 
-A snapshot for evaluation is a checkpoint of the parameters alone: it is cut in the same way and waits for no
-worker. A checkpoint is a cut in the run's order. Every server copies its shard at the same version and writes the
-copy; every worker sends its own part with the first reply that it gets after the cut.
+A checkpoint is a cut in the run's order. Every server copies its shard at the same version and writes the
+copy; every worker sends its own part with the first reply that it gets after the cut. A snapshot for
+evaluation is a checkpoint of the parameters alone: it is cut in the same way, and waits for no worker.
 
     wanted ──cut──► in the making ──all parts here──► committing ──► committed
                         │ └──a server or a worker is gone before its part is here──► given up
@@ -103,8 +103,8 @@ class CheckpointCuts:
         self._all_ended = False
         """Whether the processes of all workers have ended: the controller waits for the final one."""
         self._hurry_at: float | None = None
-        self._snapshot_at: int | None = None
-        """The version from which on a snapshot is wanted."""
+        self._snapshots: set[tuple[int, int]] = set()
+        """Snapshots that are wanted: the lowest version that serves, and what it must be a multiple of."""
         self._announced = -1
         """allreduce: the next version that needs this server's parameters."""
         self._part_versions: dict[int, int] = {}
@@ -117,7 +117,7 @@ class CheckpointCuts:
         version, serverless = self._decider.version, self._present.mode.serverless
         if serverless and version != self._announced:
             return []
-        is_wanted = self._snapshot_at is not None and version >= self._snapshot_at
+        is_wanted = bool(self._serves(version))
         if self._at_next or self._is_periodic(version) or (serverless and not is_wanted):
             return self._cut()
         return self._cut(parameters_only=True) if is_wanted else []
@@ -131,7 +131,7 @@ class CheckpointCuts:
         if not self._present.mode.serverless or self._making is not None:
             return
         version = self._decider.version + 1
-        is_wanted = self._snapshot_at is not None and version >= self._snapshot_at
+        is_wanted = bool(self._serves(version))
         due = is_wanted or self._at_next or self._is_periodic(version)
         if self._decider.groups.speaks(worker) and due:
             self._announced = version
@@ -142,12 +142,16 @@ class CheckpointCuts:
         has_model = self._present.layout is not None
         self._at_next = self._at_next or (has_model and self._making is None)
 
-    def want_snapshot(self, at: int) -> None:
-        """The controller wants a snapshot behind the first update that makes at least version `at`.
+    def want_snapshot(self, at: int, every: int) -> None:
+        """The controller wants a snapshot of version `at` or a later one that is a multiple of `every`.
 
-        It may ask again: one snapshot answers all requests for versions up to its own.
+        It is cut behind the update that makes the version. The controller may ask again for the same.
         """
-        self._snapshot_at = at if self._snapshot_at is None else min(at, self._snapshot_at)
+        self._snapshots.add((at, every))
+
+    def _serves(self, version: int) -> set[tuple[int, int]]:
+        """The wanted snapshots that one of this version is."""
+        return {(at, every) for at, every in self._snapshots if version >= at and version % every == 0}
 
     def want_now(self, now: float, *, all_ended: bool) -> Steps:
         """The controller wants a checkpoint, and waits for it.
@@ -227,9 +231,8 @@ class CheckpointCuts:
         if self._making is not None:
             self._out.put(WriteLog(f"checkpoint {version} skipped: the one before is not finished"))
             return []
-        is_read = self._snapshot_at is not None and version >= self._snapshot_at
-        if is_read:
-            self._snapshot_at = None
+        is_read = bool(served := self._serves(version))
+        self._snapshots -= served
         if parameters_only:
             directory = self._directory_of(version)
             servers = len(present.ordered.servers)

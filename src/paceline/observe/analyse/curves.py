@@ -107,7 +107,9 @@ def metric_curves(run: RunData, facts: Facts, most: int, *, over: str = "time") 
         at = (rows["time"] - began if over == "time" else rows["step"].astype(float)).to_numpy()
         order = np.argsort(at, kind="stable")
         values = rows["value"].to_numpy()[order]
-        curve = Series("evaluation" if worker == EVALUATION else f"worker:{worker}", at[order].tolist(), values.tolist())
+        curve = Series(
+            "evaluation" if worker == EVALUATION else f"worker:{worker}", at[order].tolist(), values.tolist()
+        )
         found.setdefault(str(name), []).append(curve)
     return {str(name): found[str(name)] for name in names if str(name) in found}
 

@@ -488,6 +488,8 @@ def standing(columns: Mapping[str, npt.NDArray[Any]], starts: Iterable[Start]) -
     """
     found = np.ones(len(columns["step"]), bool)
     for start in starts:
+        if start.worker == EVALUATION:
+            continue  # an evaluation does not make steps again
         older = (columns["worker"] == start.worker) & (columns["attempt"] < start.attempt)
         found &= ~(older & (columns["step"] > start.began))
     return found

@@ -319,7 +319,9 @@ def to_mlflow(run: RunData, uri: str) -> str:
         tags = dict(there[0].data.tags) if there else {}
         new, told = new_metrics(run, _filed_before(tags))
         metrics = [
-            Metric(_key(f"{row.name}/{_curve_of(row.worker)}"), row.value, int(row.time * 1000), int(row.step))
+            Metric(
+                _key(f"{row.name}/{_curve_of(row.worker)}"), row.value, int(row.time * 1000), int(row.step)
+            )
             for row in new.itertuples(index=False)
         ]
         if there:

@@ -27,7 +27,13 @@ class ReaderSession(Session):
     """
 
     def __init__(
-        self, source: SnapshotSource, *, workers: int, every: int | None, measured: Measured, once: bool = False
+        self,
+        source: SnapshotSource,
+        *,
+        workers: int,
+        every: int | None,
+        measured: Measured,
+        once: bool = False,
     ) -> None:
         super().__init__()
         self.rank = self.world_size = workers  # behind those of the workers: it is none of them
@@ -50,13 +56,13 @@ class ReaderSession(Session):
         """
         if self.evaluation is None:
             raise UsageError(
-                "the script has no evaluation: put @paceline.evaluation(every=200) over a function that takes "
-                "the model and returns values by name, before paceline.prepare(…)."
+                "the script has no evaluation: put @paceline.evaluation(every=200) over a function that "
+                "takes the model and returns values by name, before paceline.prepare(…)."
             )
         self._objects += objects
         self._calls += 1
-        every = self._every or self.evaluation.every
-        snapshot = self._source.next(1 if self._once else every)
+        every = 1 if self._once else self._every or self.evaluation.every
+        snapshot = self._source.next(every, every)
         if snapshot is not None and snapshot.calls > self._calls:
             return list(objects)
         models = Prepared(self._objects).models
@@ -70,6 +76,6 @@ class ReaderSession(Session):
             reached = self._source.tell(last, values)
             if self._once or snapshot.is_last:
                 break
-            # Every label is a multiple of the interval, also if an evaluation takes longer than that.
-            snapshot = self._source.next((max(reached, last) // every + 1) * every)
+            # An evaluation that takes longer than the interval leaves versions out.
+            snapshot = self._source.next(max(reached, last) + 1, every)
         raise SystemExit(0)
