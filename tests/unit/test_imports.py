@@ -22,6 +22,7 @@ SOURCE = ROOT / "src" / "paceline"
 # From the top down. A package imports from rows below its own, never from its own row or above.
 LAYERS = (
     ("cli", "serve"),
+    ("integrations",),
     ("api",),
     ("advise",),
     ("control",),
