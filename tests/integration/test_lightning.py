@@ -138,6 +138,7 @@ def test_a_resumed_run_makes_the_epochs_that_are_left(run: Start, tmp_path: Path
     again = run(SCRIPT + "fit()", mode="bsp", workers=2, args=("8", "4", "96"), resume=first)
     assert again.error is None, again.log("worker", 0)
     assert again.status.version == 24
+    assert again.results()[0]["rate"] == pytest.approx(expected["rate"])
     for mine, whole in zip(again.results()[0]["weights"], expected["weights"], strict=True):
         assert mine == pytest.approx(whole, abs=1e-10)
 

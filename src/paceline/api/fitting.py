@@ -17,6 +17,8 @@ from paceline.api.jobs import check_goes_on, execute, latest_checkpoint
 from paceline.control import RunDirectory, find_run
 from paceline.exceptions import RoleFailed, UsageError
 from paceline.observe import Progress, RunStatus
+from paceline.observe.analyse import wording
+from paceline.observe.show.notebook import in_place, result_page, result_text
 from paceline.plan import Job, make_plan
 from paceline.ps.saving import model_state
 
@@ -41,6 +43,10 @@ class Task:
     shuffle: bool = True
     test_data: Callable[[], Dataset[Any]] | Dataset[Any] | None = None
     """Worker 0 measures loss and accuracy on it after every epoch."""
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    """Measures the model while it trains, in a process beside the workers: see `paceline.evaluation`."""
+    evaluate_every: int = 100
+    """Number of updates between two calls of `evaluate`."""
     device: str = "cpu"
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     """Makes the learning-rate schedule: `lambda o: torch.optim.lr_scheduler.StepLR(o, 10)`."""
@@ -52,7 +58,7 @@ class Task:
     """What the functions above were made with, to be recorded with the run: `{"lr": 0.1, "width": 64}`."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "evaluate_every"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"Task({name}={value!r}): must be a whole number of at least 1.")
@@ -77,7 +83,7 @@ class Task:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitResult:
     """What fit() gives back."""
 
@@ -85,6 +91,23 @@ class FitResult:
     run_dir: Path
     state_dict: dict[str, Tensor]
     """The trained model: `model.load_state_dict(result.state_dict)`."""
+
+    def __repr__(self) -> str:
+        """A short table; the weights are in `state_dict`."""
+        status = self.status
+        figures = {
+            "run": str(self.run_dir),
+            "state": wording.state(status),
+            "updates": wording.count(status.version),
+            "samples a second": wording.count(status.samples_per_s),
+            **{name: wording.metric(value) for name, value in self.metrics.items()},
+            "parameters": wording.count(sum(each.numel() for each in self.state_dict.values())),
+        }
+        return f"FitResult\n{result_text(figures)}"
+
+    def _repr_html_(self) -> str:
+        """The run's key figures and plots, for notebooks."""
+        return result_page(self.run_dir)
 
     @property
     def diverged(self) -> str | None:
@@ -134,7 +157,7 @@ def fit(
         run, found = RunDirectory.create(job, plan=plan, command=sys.argv), None
     run.record_task(task.described())
     # On standard output: notebooks show the other one as if something were wrong.
-    with Progress(quiet=quiet, stream=sys.stdout) as progress:
+    with Progress(quiet=quiet, stream=sys.stdout, in_place=None if quiet else in_place()) as progress:
         status = execute(
             plan,
             run,
@@ -160,6 +183,8 @@ def _train(task: Task) -> None:
             "Task(scheduler=…): ReduceLROnPlateau follows a metric, which every worker measures on its own "
             "data, so their rates would differ. Use another schedule, or a script with paceline.prepare."
         )
+    if task.evaluate is not None:
+        script.evaluation(every=task.evaluate_every)(task.evaluate)
     prepared = script.prepare(model, optimizer, loader, *([] if scheduler is None else [scheduler]))
     model, optimizer, loader = prepared[:3]
     test = None if task.test_data is None or not script.is_main() else _made(task.test_data)

@@ -10,8 +10,8 @@ __all__ = ["accuracy"]
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Dataset[Any], *, batch_size: int = 256) -> float:
-    """Top-1 accuracy on a data set of inputs and labels, with the model in evaluation mode.
+def accuracy(model: nn.Module, data: Dataset[Any], *, top: int = 1, batch_size: int = 256) -> float:
+    """Share of inputs whose label is among the `top` highest outputs, with the model in evaluation mode.
 
     The model is put back into the mode in which it was.
     """
@@ -21,7 +21,7 @@ def accuracy(model: nn.Module, data: Dataset[Any], *, batch_size: int = 256) -> 
     inputs: Tensor
     labels: Tensor
     for inputs, labels in DataLoader(data, batch_size=batch_size):
-        right += int((model(inputs).argmax(1) == labels).sum())
+        right += int((model(inputs).topk(top, 1).indices == labels[:, None]).any(1).sum())
         total += len(labels)
     model.train(was_training)
     return right / max(1, total)

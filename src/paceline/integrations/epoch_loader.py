@@ -32,6 +32,8 @@ class EpochLoader:
         """Whether no epoch is left."""
         self._prepared: DataLoader[Any] | None = None
         self._epochs: Iterator[int] = iter(())
+        self._has_begun = False
+        """Whether this worker has had a batch."""
         self._ahead: list[Any] = []
         self._batches: Iterator[Any] = iter(())
 
@@ -67,12 +69,22 @@ class EpochLoader:
             raise UsageError(
                 "the loader is read before the library has prepared the model and the optimizer."
             )
-        if next(self._epochs, None) is None:
-            self.is_over = True
-            return
-        self._ahead, self._batches = [], iter(self._prepared)
+        while not self._begin_pass(self._prepared):
+            if self._has_begun or self.is_over:
+                return
+        self._has_begun = True
         while self.has_next():
             yield self._ahead.pop()
+
+    def _begin_pass(self, loader: DataLoader[Any]) -> bool:
+        """Begin the next epoch. False: this worker gets nothing of it. A script that was started again may
+        find that the epoch which the run was in is complete."""
+        self._ahead, self._batches = [], iter(())
+        if next(self._epochs, None) is None:
+            self.is_over = True
+            return False
+        self._batches = iter(loader)
+        return self.has_next()
 
     def has_next(self) -> bool:
         """Read the next batch. False: the epoch is over. Only after the step with the batch before: whether

@@ -12,6 +12,7 @@
 * `study_page.py`       the page of a study.
 * `markup.py`           HTML. `plots.py`: charts as inline SVG.
 * `perfetto.py`         write_trace: the spans for Perfetto.
+* `notebook.py`         progress in place and a result with plots, in a notebook.
 * `exports.py`          metrics for CSV, TensorBoard, Prometheus and MLflow.
 """
 

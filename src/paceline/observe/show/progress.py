@@ -27,6 +27,7 @@ log = logging.getLogger("paceline.progress")
 
 PLAIN_EVERY_S = 2.0
 LIVE_EVERY_S = 0.1
+IN_PLACE_EVERY_S = 0.5
 RATE_WINDOW_S = 5.0
 
 
@@ -75,6 +76,7 @@ class Progress:
             scripts' output only lines that are finished are shown.
         stream: Where ours is written; stderr unless told. A terminal gets the live picture.
         shown: The worker whose output is passed on; None: all, in whole lines with the worker's name.
+        in_place: Shows a line in the place of the one before, where the stream cannot: a notebook.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class Progress:
         live: bool = False,
         stream: TextIO | None = None,
         shown: int | None = 0,
+        in_place: Callable[[str], None] | None = None,
     ) -> None:
         self._quiet = quiet
+        self._in_place = in_place
         self._full = live
         self.shown = shown
         self._stream = stream if stream is not None else sys.stderr
@@ -125,7 +129,7 @@ class Progress:
             self._say(message)
         changed = status.state != self._state
         self._state = status.state
-        every = LIVE_EVERY_S if self._live else PLAIN_EVERY_S
+        every = LIVE_EVERY_S if self._live else PLAIN_EVERY_S if self._in_place is None else IN_PLACE_EVERY_S
         now = time.monotonic()
         due = changed or self._erased or now - self._shown_at >= every
         if self._quiet or self._script.unfinished or not due:
@@ -133,6 +137,8 @@ class Progress:
         self._shown_at, self._erased = now, False
         if self._live:
             self._open().draw(status, self._window)
+        elif self._in_place is not None:
+            self._in_place(plain_line(status, self._window))
         else:
             self._write(plain_line(status, self._window))
 
