@@ -62,6 +62,12 @@ class HostMark:
 class HostQueue:
     """See WorkQueue. The CPU does the work at once."""
 
+    def __enter__(self) -> "HostQueue":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def follow(self) -> None:
         """See WorkQueue."""
 
