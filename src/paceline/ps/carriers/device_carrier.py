@@ -1,5 +1,6 @@
 """DeviceCarrier: gradients and parameters lie on a device that the worker and the server both use."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from paceline.comm import Connection, Kind, Region
 from paceline.comm.device import FLAGS_BYTES, DeviceBlock, FlagFence, Flags
 from paceline.comm.fence import Fence
 from paceline.comm.frames import field
-from paceline.exceptions import FrameError
+from paceline.exceptions import FrameError, LinkError
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.contributions import Copy, Gradients
 from paceline.ps.device_parameters import DeviceParameters
@@ -52,7 +53,6 @@ class DeviceCarrier:
         self.copy: Copy | None = None
         self._untold: dict[str, Any] = {}
         """Fields of the next message: memory that the worker has not been told of."""
-        self._body: dict[str, Any] = {}
         self._replies = 0
         self._closed = False
         self.read_in_place(attaching.in_place)
@@ -86,22 +86,25 @@ class DeviceCarrier:
         """See Carrier."""
         handles = {"parameters": self._memory.handle.hex(), "gradients": self._slot.handle.hex()}
         self._connection.send(Kind.ATTACHED, {**facts, **handles, **self._reply_fields()})
+        self.end_reply()
 
     def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
-        """See Carrier."""
-        self._body = body
+        """See Carrier. The message overtakes the work, which the worker's device waits for: the server gives
+        its work to the device while the worker prepares its next step."""
+        with contextlib.suppress(LinkError):  # it died meanwhile; its link says so by itself
+            self._connection.send(Kind.ADMIT, {**body, **self._reply_fields()})
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:
         """See Carrier."""
 
     def end_reply(self) -> None:
-        """See Carrier. The message overtakes the work: the worker's device waits for it."""
-        self._connection.send(Kind.ADMIT, {**self._body, **self._reply_fields()})
+        """See Carrier."""
+        self._flags.raise_in_order(REPLIED, self._replies)
 
     def _reply_fields(self) -> dict[str, Any]:
+        """What the worker's device waits for from this message on. `end_reply` raises the flag."""
         self._replies += 1
-        self._flags.raise_in_order(REPLIED, self._replies)
         untold, self._untold = self._untold, {}
         return {"fence": self._replies, **untold}
 

@@ -190,6 +190,8 @@ class Entry:
         else:
             memory = ExchangeMemory(layout, adopted.shared, may_share=in_place)
             links.carry_with(self._carriers(memory, adopted.placement))
+        computes_here = links.local and adopted.device is None
+        """Whether servers update parameters with this host's cores."""
         news, numbers = RunNews(adopted.mode), RequestNumbers()
         placements = Placements(links, layout, adopted.placement)
         encoders = None
@@ -207,8 +209,10 @@ class Entry:
             news,
             numbers,
             greeting=greeting or {},
-            spin_s=spin_for(layout.nbytes, settings.worker_threads + len(links.each)),
-            rest=make_rest(layout.nbytes, torch.get_num_threads()) if links.local else no_rest,
+            spin_s=spin_for(
+                layout.nbytes, settings.worker_threads + len(links.each), on_device=adopted.device is not None
+            ),
+            rest=make_rest(layout.nbytes, torch.get_num_threads()) if computes_here else no_rest,
         )
         direct.attach_all()
         if settings.incarnation and len(links.each) > 1:
