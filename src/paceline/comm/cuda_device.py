@@ -141,6 +141,49 @@ class CudaFlags(Flags):
         return ctypes.c_void_p(torch.cuda.current_stream(self._where).cuda_stream)
 
 
+class CudaMark:
+    """See Mark."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def follow(self) -> None:
+        """See Mark."""
+        self._event.wait()
+
+    def wait(self) -> None:
+        """See Mark."""
+        self._event.synchronize()
+
+
+class CudaQueue:
+    """See WorkQueue."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+        self._stream = torch.cuda.Stream(where)
+
+    def follow(self) -> None:
+        """See WorkQueue."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._where))
+
+    def wait_for(self, flags: Flags, flag: int, value: int) -> None:
+        """See WorkQueue."""
+        with torch.cuda.stream(self._stream):
+            flags.wait_in_order(flag, value)
+
+    def copy(self, to: Tensor, of: Tensor) -> None:
+        """See WorkQueue."""
+        with torch.cuda.stream(self._stream):
+            to.copy_(of, non_blocking=True)
+
+    def mark(self) -> CudaMark:
+        """See WorkQueue."""
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return CudaMark(event)
+
+
 class CudaDevice:
     """See SharedDevice. Using it makes this process one that uses CUDA.
 
@@ -193,6 +236,17 @@ class CudaDevice:
     def flags(self, region: Region) -> CudaFlags:
         """See SharedDevice."""
         return CudaFlags(region, self.where)
+
+    def queue(self) -> CudaQueue:
+        """See SharedDevice."""
+        return CudaQueue(self.where)
+
+    def pin(self, memory: Tensor) -> None:
+        """See SharedDevice."""
+        runtime: Any = torch.cuda.cudart()
+        status = int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0))
+        if status:
+            raise LinkError(f"CUDA error: memory of the host cannot be pinned (code {status})")
 
     def pinned(self, nbytes: int) -> Tensor:
         """See SharedDevice."""

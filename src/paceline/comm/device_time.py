@@ -9,10 +9,10 @@ from paceline.comm.device import is_stand_in
 from paceline.comm.loading import load
 from paceline.observe.record.device_lane import TimeMark
 
-__all__ = ["CudaMark", "time_marks_of"]
+__all__ = ["CudaTimeMark", "time_marks_of"]
 
 
-class CudaMark:
+class CudaTimeMark:
     """See TimeMark. A timing event, on whatever stream the calling thread uses at the time."""
 
     __slots__ = ("_event", "_where")
@@ -45,7 +45,7 @@ def time_marks_of(where: torch.device, asked: str | None = None) -> Callable[[],
         asked: the job's device; `module:function` names one that takes the place of the CPU, for tests.
     """
     if where.type == "cuda":
-        return lambda: CudaMark(where)
+        return lambda: CudaTimeMark(where)
     if asked is not None and is_stand_in(asked):
         made: Callable[[], TimeMark] | None = getattr(load(asked)(), "time_mark", None)
         return made

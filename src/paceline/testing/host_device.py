@@ -50,7 +50,7 @@ class HostFlags(Flags):
             time.sleep(0.0001)
 
 
-class HostMark:
+class HostTimeMark:
     """See TimeMark."""
 
     def __init__(self) -> None:
@@ -68,6 +68,35 @@ class HostMark:
     def ms_since(self, earlier: Self) -> float:
         """See TimeMark."""
         return (self.at - earlier.at) / 1e6
+
+
+class HostMark:
+    """See Mark. It is past when it is made."""
+
+    def follow(self) -> None:
+        """See Mark."""
+
+    def wait(self) -> None:
+        """See Mark."""
+
+
+class HostQueue:
+    """See WorkQueue. The CPU does the work at once."""
+
+    def follow(self) -> None:
+        """See WorkQueue."""
+
+    def wait_for(self, flags: Flags, flag: int, value: int) -> None:
+        """See WorkQueue."""
+        flags.wait_in_order(flag, value)
+
+    def copy(self, to: Tensor, of: Tensor) -> None:
+        """See WorkQueue."""
+        to.copy_(of)
+
+    def mark(self) -> HostMark:
+        """See WorkQueue."""
+        return HostMark()
 
 
 class HostDevice:
@@ -95,6 +124,13 @@ class HostDevice:
         """See SharedDevice."""
         return HostFlags(region)
 
+    def queue(self) -> HostQueue:
+        """See SharedDevice."""
+        return HostQueue()
+
+    def pin(self, memory: Tensor) -> None:
+        """See SharedDevice."""
+
     def pinned(self, nbytes: int) -> Tensor:
         """See SharedDevice."""
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -103,6 +139,6 @@ class HostDevice:
         """See SharedDevice."""
         return 1 << 40
 
-    def time_mark(self) -> HostMark:
+    def time_mark(self) -> HostTimeMark:
         """See TimeMark: all work is done when it was given."""
-        return HostMark()
+        return HostTimeMark()
