@@ -1,7 +1,10 @@
 """A device's lane: spans between marks that are passed later, on the run's clock, without a wait."""
 
+import json
+
 import pytest
 
+from paceline.observe.analyse.curves import timeline_lanes
 from paceline.observe.analyse.facts import facts_of
 from paceline.observe.analyse.run_data import RunData
 from paceline.observe.record import device_lane, spans
@@ -10,6 +13,7 @@ from paceline.observe.record.phase import PHASES, Phase
 from paceline.observe.record.spans import NO_SPANS, Recorder
 from paceline.observe.record.tables import SPANS, TOTALS, read_raw
 from paceline.observe.show.page_device import device
+from paceline.observe.show.perfetto import write_trace
 from paceline.observe.show.run_view import RunView
 
 US = 1_000
@@ -230,6 +234,16 @@ def test_the_page_has_a_section_on_the_gpu(tmp_path, clock, gpu):
     page = device(RunView(data, facts, None, "succeeded"))
     assert "On the GPU" in page
     assert "<td>forward</td>" in page and "<td>30</td>" in page
+
+
+def test_traces_and_the_timeline_name_the_lane(tmp_path, clock, gpu):
+    data = record_run(tmp_path, clock, gpu)
+    write_trace(data, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {0: "main", DEVICE_LANE: "GPU"}
+    rows, _ = timeline_lanes(data, facts_of(data))
+    assert [row.name for row in rows] == ["worker:0", "worker:0 GPU"]
 
 
 def test_a_servers_update_on_the_device_is_not_counted_with_the_threads(tmp_path, clock, gpu):
