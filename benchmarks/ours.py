@@ -116,7 +116,7 @@ def train_lenet(*, workers: int, batch: int, rounds: int, device: str) -> list[f
     Returns:
         Mean seconds of an iteration in each round, of all workers.
     """
-    settings = {"device": device} if device != "cpu" else {}
+    settings: dict[str, Any] = {"device": device} if device != "cpu" else {}
     reports = _run(*(SCRIPTS / "lenet.py", batch, rounds), workers=workers, servers=1, mode="bsp", **settings)
     assert all(report["on_gpu"] == (device != "cpu") for report in reports), "it trained elsewhere"
     return [seconds for report in reports for seconds in report["seconds"]]
