@@ -29,7 +29,8 @@ class HostMirror:
     Args:
         links: to all servers; their carriers are MirroredLinks.
         gradients, parameters: bytes on the device.
-        pushed, fetched: bytes of the host.
+        host: all memory that the servers see.
+        pushed, fetched: its bytes for gradients and for parameters.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class HostMirror:
         *,
         gradients: Tensor,
         parameters: Tensor,
+        host: Tensor,
         pushed: Tensor,
         fetched: Tensor,
     ) -> None:
@@ -55,8 +57,7 @@ class HostMirror:
         self._early = EarlySlices(layout, self._leave)
         self._coming: dict[int, Mark] = {}
         """Slices of the parameters that the script's work has not waited for."""
-        device.pin(pushed)
-        device.pin(fetched)
+        device.pin(host)  # all at once: a page is pinned once
 
     # --- gradients --------------------------------------------------------------------------------
 

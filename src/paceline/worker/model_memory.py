@@ -58,12 +58,14 @@ class ModelMemory:
             slot = torch.zeros(space.layout.nbytes, dtype=torch.uint8, device=device)
             base = self._fresh.clone() if device == self._fresh.device else self._fresh.to(device)
             if client.mirrors is not None:
+                assert isinstance(client.memory, ExchangeMemory)
                 self.mirror = HostMirror(
                     client.mirrors,
                     space.layout,
                     client.links.each,
                     gradients=slot,
                     parameters=base,
+                    host=client.memory.all_bytes,
                     pushed=self._slot,
                     fetched=self._fresh,
                 )
