@@ -20,11 +20,19 @@ STAND_IN = "paceline.testing.host_device:HostDevice"
 PLACES = [pytest.param(STAND_IN, id="stand-in"), pytest.param("cuda", marks=NEEDS_GPU)]
 
 ONCE = """
+import time
+
 def once(name, act):
     if not (RUN_DIR / name).exists():
         (RUN_DIR / name).touch()
         act()
+
+def leave_work():
+    # Worker 1 may be slower to begin, and is to reach the step at which it fails.
+    if not (RUN_DIR / "died").exists():
+        time.sleep(0.2)
 """
+FAILS_ONCE = "RANK == 1 and step == 3 and once('died', fails); RANK == 0 and leave_work()"
 RUNS_OUT = """
 def fails():
     torch.empty(1 << 50, dtype=torch.uint8, device=model[0].weight.device)
@@ -54,8 +62,7 @@ def assert_only_worker_1_was_replaced(ran, epochs=3, samples=128) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", first(1, ["asp", "bsp"]))
 def test_a_worker_that_runs_out_of_memory_is_replaced_alone(run, place, mode):
-    fails = "RANK == 1 and step == 3 and once('died', fails)"
-    script = ONCE + RUNS_OUT + source(before_step=fails, samples=128)
+    script = ONCE + RUNS_OUT + source(before_step=FAILS_ONCE, samples=128)
     ran = run(script, mode=mode, **on(place, workers=2))
     assert_only_worker_1_was_replaced(ran)
     words = "CUDA out of memory" if place == "cuda" else "can't allocate memory"
@@ -72,8 +79,7 @@ def test_a_worker_that_runs_out_of_memory_is_replaced_alone(run, place, mode):
 )
 def test_a_worker_whose_gpu_reports_an_error_is_replaced_alone(run, mode, hears_at_once):
     """At once, or at a later call, while the servers' device may wait for its gradient."""
-    fails = "RANK == 1 and step == 3 and once('died', fails)"
-    script = ONCE + f"HEARS_AT_ONCE = {hears_at_once}" + ASSERTS + source(before_step=fails, samples=128)
+    script = ONCE + f"HEARS_AT_ONCE = {hears_at_once}" + ASSERTS + source(before_step=FAILS_ONCE, samples=128)
     ran = run(script, mode=mode, **on("cuda", workers=2))
     assert_only_worker_1_was_replaced(ran)
     assert "device-side assert triggered" in ran.log("worker", 1)
@@ -90,7 +96,6 @@ def test_a_script_whose_gpu_always_fails_ends_the_run_with_the_error(run, mode):
 
 
 WIDE = """
-import time
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 8000), nn.Linear(8000, 8000), nn.Linear(8000, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
