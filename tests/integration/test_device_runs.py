@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from paceline.exceptions import PlanError, UsageError
+from paceline.observe.analyse.facts import facts_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.device_lane import DEVICE_LANE
+from paceline.observe.show.run_report import write_html
 from paceline.plan import Job, make_plan
 from tests.speed import first
 
@@ -204,6 +208,27 @@ def test_an_update_that_overflows_ends_the_run_with_its_name(run, place):
     assert "UpdateOverflow: an update of parameter" in ran.error
     assert "The learning rate is 1e+39" in ran.error
     assert all(value.isfinite().all() for value in ran.model.values())  # of the last checkpoint
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_what_the_device_did_is_beside_what_the_threads_did(run, place, mode):
+    """And in no sum of the threads."""
+    ran = run("import time\n" + source(samples=256, before_step="time.sleep(0.005)"), mode=mode, **on(place))
+    assert ran.error is None, ran.error
+    data = RunData(ran.run.path)
+    device = data.spans[data.spans.lane == DEVICE_LANE]
+    assert {"forward", "backward", "push", "wait"} <= set(device[device.role == "worker"].phase)
+    assert set(device[device.role == "server"].phase) - {"checkpoint"} == {"update"}
+    facts = facts_of(data)
+    (worker,), (server,) = facts.workers, facts.servers
+    assert server.updates == ran.status.version
+    threads = data.totals[(data.totals.role == "worker") & (data.totals.lane == 0)]
+    assert worker.total_s == pytest.approx(threads.ns.sum() / 1e9)
+    found = facts.device.workers[0]
+    assert found.steps >= 3  # of about 6 ms: every fourth
+    assert found.gpu_s == pytest.approx(sum(found.cpu.values()), rel=0.3)
+    write_html(data, ran.run.path / "page.html")
+    assert "On the GPU" in (ran.run.path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])

@@ -7,6 +7,7 @@ process of it, except for what CUDA does.
 import json
 import os
 import time
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -47,6 +48,26 @@ class HostFlags(Flags):
             if time.monotonic() > deadline:
                 raise LinkError(f"flag {flag} was not raised to {value} within {_PATIENCE_S:g} s")
             time.sleep(0.0001)
+
+
+class HostTimeMark:
+    """See TimeMark."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def record(self) -> bool:
+        """See TimeMark."""
+        self.at = time.perf_counter_ns()
+        return True
+
+    def passed(self) -> bool:
+        """See TimeMark."""
+        return True
+
+    def ms_since(self, earlier: Self) -> float:
+        """See TimeMark."""
+        return (self.at - earlier.at) / 1e6
 
 
 class HostMark:
@@ -123,3 +144,7 @@ class HostDevice:
     def free_bytes(self) -> int:
         """See SharedDevice."""
         return 1 << 40
+
+    def time_mark(self) -> HostTimeMark:
+        """See TimeMark: all work is done when it was given."""
+        return HostTimeMark()
