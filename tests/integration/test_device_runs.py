@@ -425,7 +425,7 @@ def wide(**settings) -> str:
     )
 
 
-@pytest.mark.parametrize("mode", first(2, ["bsp", "asp", "ssp:1", "asp+damping=dc", "backup:1"]))
+@pytest.mark.parametrize("mode", first(2, ["bsp", "asp", "ssp:1", "asp+damping=dc"]))
 @pytest.mark.parametrize("servers", first(1, [2, 1]))
 def test_slices_travel_while_the_model_computes(run, place, mode, servers):
     """The same bits as without overlap in host memory, with several slices and servers."""

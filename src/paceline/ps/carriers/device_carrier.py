@@ -20,6 +20,8 @@ __all__ = ["PUSHED", "REPLIED", "DeviceCarrier"]
 
 PUSHED, REPLIED = 0, 1
 """Flags of a link: the worker raises one with every push, the server the other with every reply."""
+_NAN_BYTE = 0xFF
+"""Numbers of any floating-point type that are made of it are NaN."""
 
 
 class DeviceCarrier:
@@ -53,7 +55,7 @@ class DeviceCarrier:
         self.copy: Copy | None = None
         self._untold: dict[str, Any] = {}
         """Fields of the next message: memory that the worker has not been told of."""
-        self._replies = 0
+        self._replies = self._pushes = 0
         self._closed = False
         self.read_in_place(attaching.in_place)
 
@@ -76,7 +78,8 @@ class DeviceCarrier:
 
     def ready(self, message: dict[str, Any]) -> Fence | None:
         """See Carrier."""
-        return FlagFence(self._flags, PUSHED, field(message, "fence", int))
+        self._pushes = field(message, "fence", int)
+        return FlagFence(self._flags, PUSHED, self._pushes)
 
     def pushed_parameters(self) -> Sequence[Tensor]:
         """See Carrier."""
@@ -117,7 +120,12 @@ class DeviceCarrier:
         self._connection.go_on(connection, received)
 
     def release(self) -> None:
-        """See Carrier."""
+        """See Carrier. A gradient that the worker's device has not written whole is refused: it is made NaN
+        before the server's device, which waits for it, gets to it."""
+        if not self._closed and not self._flags.raised(PUSHED, self._pushes):
+            with self._memory.device.queue() as queue:
+                self._slot.memory.fill_(_NAN_BYTE)
+                queue.mark().wait()
         self._flags.release(PUSHED)
 
     def close(self) -> None:
