@@ -155,6 +155,10 @@ class CudaMark:
         """See Mark."""
         self._event.synchronize()
 
+    def reached(self) -> bool:
+        """See Mark."""
+        return bool(self._event.query())
+
 
 class CudaQueue:
     """See WorkQueue."""

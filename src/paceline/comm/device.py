@@ -107,6 +107,10 @@ class Mark(Protocol):
         """Block until then."""
         ...
 
+    def reached(self) -> bool:
+        """Whether it is past. Does not block."""
+        ...
+
 
 class WorkQueue(Protocol):
     """Work of a device in an order of its own, beside what the script gives the device. None of it blocks.

@@ -79,6 +79,10 @@ class HostMark:
     def wait(self) -> None:
         """See Mark."""
 
+    def reached(self) -> bool:
+        """See Mark."""
+        return True
+
 
 class HostQueue:
     """See WorkQueue. The CPU does the work at once."""

@@ -1,6 +1,7 @@
 """DeviceCarrier: gradients and parameters lie on a device that the worker and the server both use."""
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = ["PUSHED", "REPLIED", "DeviceCarrier"]
 
 PUSHED, REPLIED = 0, 1
 """Flags of a link: the worker raises one with every push, the server the other with every reply."""
+_PATIENCE_S, _LOOK_S = 0.5, 0.0001
 _NAN_BYTE = 0xFF
 """Numbers of any floating-point type that are made of it are NaN."""
 
@@ -125,7 +127,11 @@ class DeviceCarrier:
         if not self._closed and not self._flags.raised(PUSHED, self._pushes):
             with self._memory.device.queue() as queue:
                 self._slot.memory.fill_(_NAN_BYTE)
-                queue.mark().wait()
+                mark = queue.mark()
+            # A GPU may put both queues into one, where this one waits for the flag, too: do not insist.
+            until = time.monotonic() + _PATIENCE_S
+            while not mark.reached() and time.monotonic() < until:
+                time.sleep(_LOOK_S)
         self._flags.release(PUSHED)
 
     def close(self) -> None:
