@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.exceptions import PlanError, UsageError
 from paceline.integrations.epoch_loader import EpochLoader, StopVote
+from paceline.worker import current_session
 
 __all__ = ["strategy_class"]
 
@@ -136,6 +137,12 @@ def strategy_class() -> type[Any]:
             schedulers = [config.scheduler for config in self.lr_scheduler_configs]
             epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else 0
             self.train_loader.prepare(module, self.optimizers, schedulers, epochs)
+            if current_session().resumed:
+                raise UsageError(
+                    "PacelineStrategy: a Lightning script cannot go on from a checkpoint of the run yet: what it "
+                    "computes then differs from a run that was not stopped. Start a new run; Lightning's own "
+                    "checkpoints work as usual: trainer.fit(…, ckpt_path=…)."
+                )
             self._is_prepared = True
             self._read_to_the_end(trainer)
             super().on_train_start()

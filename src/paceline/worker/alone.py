@@ -49,6 +49,8 @@ class Session:
     rank = 0
     world_size = 1
     prepared = False
+    resumed = False
+    """Whether the run goes on from a checkpoint (known after prepare)."""
 
     def __init__(self) -> None:
         self.kept = KeptState()

@@ -242,6 +242,7 @@ class RunSession(Session):
             part_ways(self._settings.seed, self.rank, self._joined_at)
             on_backward(self._find_zeroed, self._account.backward)
         if adopted.resumed:
+            self.resumed = True
             self._load_part(run, adopted.tensors)
         elif run.client.version > 0:
             self.schedules.join_late(self.kept.found_paces)
