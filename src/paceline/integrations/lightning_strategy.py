@@ -139,9 +139,9 @@ def strategy_class() -> type[Any]:
             self.train_loader.prepare(module, self.optimizers, schedulers, epochs)
             if current_session().resumed:
                 raise UsageError(
-                    "PacelineStrategy: a Lightning script cannot go on from a checkpoint of the run yet: what it "
-                    "computes then differs from a run that was not stopped. Start a new run; Lightning's own "
-                    "checkpoints work as usual: trainer.fit(…, ckpt_path=…)."
+                    "PacelineStrategy: a Lightning script cannot go on from a checkpoint of the run yet: "
+                    "what it computes then differs from a run that was not stopped. Start a new run, and use "
+                    "--replicas so that a dead server does not send it back."
                 )
             self._is_prepared = True
             self._read_to_the_end(trainer)
