@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import assert_never
 
@@ -560,13 +561,11 @@ class Controller:
         self._processes.kill_all()
 
     def _finish_evaluation(self) -> None:
-        """Let the final model be evaluated, for at most --deadline."""
-        for now in self._evaluations.finishing(self._job.deadline_s):
+        """Let the final model be evaluated."""
+        for now in self._evaluations.finishing(self._job.deadline_s, lambda: self._desk.stopping):
             self._hear_until_the_end()
-            for event in [*self._desk.new(now), *self._processes.exits()]:
+            for event in chain[RunEvent](self._desk.new(now), self._processes.exits()):
                 self._handle(event)
-            if self._desk.stopping:
-                return
 
     def _let_scripts_exit(self) -> None:
         """The scripts of the other workers probably end in the same way. What they still say is shown."""

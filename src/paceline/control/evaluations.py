@@ -7,7 +7,7 @@ wait for it: it may be slow, stopped or killed.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from paceline.comm.messages import SnapshotEnded, TakeSnapshot
@@ -159,7 +159,7 @@ class Evaluations:
         if self._wishes and not self._is_over and now - self._asked_at > _ASK_AGAIN_S:
             self._ask()
 
-    def finishing(self, limit_s: float) -> Iterator[float]:
+    def finishing(self, limit_s: float, is_stopping: Callable[[], bool]) -> Iterator[float]:
         """The run is over: let readers read the checkpoint that it ended with.
 
         Yields the time again and again, until the run's own reader has ended, or this many seconds are over.
@@ -167,11 +167,11 @@ class Evaluations:
         """
         try:
             if self._machine.state is RunState.SUCCEEDED:
-                yield from self._last_evaluation(limit_s)
+                yield from self._last_evaluation(limit_s, is_stopping)
         finally:
             self._processes.kill("reader", 0)
 
-    def _last_evaluation(self, limit_s: float) -> Iterator[float]:
+    def _last_evaluation(self, limit_s: float, is_stopping: Callable[[], bool]) -> Iterator[float]:
         self._is_over = True
         paths = []
         with contextlib.suppress(CheckpointError):
@@ -180,7 +180,7 @@ class Evaluations:
             self._final = str(paths[0]), self._record.status.version
         self._answer_over()
         began = time.monotonic()
-        while self.busy:
+        while self.busy and not is_stopping():
             if (now := time.monotonic()) - began > limit_s:
                 self._give_up(limit_s)
                 return

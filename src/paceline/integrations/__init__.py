@@ -8,11 +8,10 @@ Nothing here imports the libraries before a class is asked for: they are extras
 (`pip install 'paceline[lightning]'`, `pip install 'paceline[transformers]'`).
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from paceline.integrations.hf_trainer import PacelineTrainer
-    from paceline.integrations.lightning_strategy import PacelineStrategy
+PacelineStrategy: type[Any]
+PacelineTrainer: type[Any]
 
 __all__ = ["PacelineStrategy", "PacelineTrainer"]
 

@@ -95,7 +95,7 @@ def trainer_class() -> type[Any]:
             """Join the run: the optimizer is there, and the schedule is the last thing that is made."""
             found = super().create_scheduler(num_training_steps, optimizer)
             if self._loader is not None and not self._is_prepared:
-                own = self.optimizer if optimizer is None else optimizer
+                own: Any = self.optimizer if optimizer is None else optimizer
                 own = getattr(own, "optimizer", own)  # accelerate wraps it
                 epochs = 0 if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs)
                 self._loader.prepare(self.model, [own], [found], epochs)

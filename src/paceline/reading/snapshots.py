@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.exceptions import CheckpointError, DeadlineError, LinkError
 from paceline.storage.checkpoint import Checkpoint, load
@@ -110,7 +110,7 @@ class RunSnapshots:
         body = {"kind": "evaluated", "version": version, "values": {k: repr(v) for k, v in values.items()}}
         return int(self._ask(body).get("version", version))
 
-    def _ask(self, body: dict[str, object]) -> dict[str, object]:
+    def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
         while True:
             try:
                 return self._requests.ask(body, alive=self._alive, within_s=_PATIENCE_S)

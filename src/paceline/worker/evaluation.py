@@ -36,7 +36,7 @@ class Evaluation:
             raise UsageError(
                 f"@paceline.evaluation(…) over a {type(self.function).__name__}: it takes a function."
             )
-        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
+        if type(self.every) is not int or self.every < 1:
             raise UsageError(
                 f"paceline.evaluation(every={self.every!r:.40}): give the number of updates between two "
                 "evaluations, a whole number of at least 1."
