@@ -318,7 +318,7 @@ def fate(step):
         ({"sizes": [3, 3]}, b"abcabc"),
     ]:
         link = attached(compress="topk:0.5")
-        send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body},
+        send(link, Kind.PUSH, {"n": 1, "sequence": 0, "read_version": 0, "samples": 0, **body},
              [memoryview(payload)])
         heard.append(answer(link))
         link.close()
@@ -329,7 +329,7 @@ def fate(step):
         link.close()
     for body in ({"slices": [7]}, {"slices": []}, {"slices": "all"}, {"slices": [None]}):
         link = attached()
-        send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body})
+        send(link, Kind.PUSH, {"n": 1, "sequence": 0, "read_version": 0, "samples": 0, **body})
         heard.append(answer(link))
         link.close()
 train(objects, at_step=fate)

@@ -7,6 +7,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `leases.py`     LeaseBook: every sample of an epoch goes to exactly one worker, whatever dies.
 * `layout.py`     Layout, Slice, Segment: which parameter lies where; fingerprint; partition over servers.
 * `placement.py`  Placement: which servers hold which slices.
+* `notes.py`      Notes: what a reply tells a worker beside its answer.
 * `events.py`     everything that changes what the decider knows, as types.
 * `steps.py`      everything that servers execute, as types.
 * `json_types.py` Json, JsonObject: values that JSON can hold.

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.comm import Kind, Region
+from paceline.comm import Region
 from paceline.exceptions import UsageError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Lane
 from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.worker.exchange.run_news import new_assign, new_pull
 from paceline.worker.optimizer_side import OptimizerSide
 from paceline.worker.parameter_space import ParameterSpace
 from paceline.worker.steppers import GroupMemory, StepperMemory
@@ -133,7 +134,7 @@ class ModelMemory:
         self._space.write_to(self.views.slot)
         self._space.check_finite(self.views.slot, "when it was assigned or loaded")
         self.to_host()
-        self._client.exchange(Kind.ASSIGN)
+        self._client.exchange(new_assign())
 
     def rebind(self) -> None:
         """After an assign or a pull: let the model have what the servers answered."""
@@ -145,7 +146,7 @@ class ModelMemory:
         """The run's present parameters. What was fetched for training, from which the next push is measured,
         stays as it is."""
         fetched, version = self.views.base.clone(), self._client.version
-        self._client.exchange(Kind.PULL)
+        self._client.exchange(new_pull())
         self.follow_switch(sides)
         self._client.settle()
         self.from_host()
