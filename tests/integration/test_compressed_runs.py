@@ -135,7 +135,7 @@ def reference(
         model.zero_grad()
         here["loss_of"](model(x[at]), y[at]).backward()
         used = momentum if momenta is None else momenta[step % len(momenta)]
-        encoders.use_momentum([{"momentum": used}])
+        encoders.use_momentum([used])
         gradient = torch.empty(piece.nbytes // 4)
         decoder.decode(encoders.encode(0, flat([p.grad for p in ours])), gradient)
         for p, part in zip(theirs, pieces, strict=True):
