@@ -48,6 +48,7 @@ from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.inline_link import InlineLink
 from paceline.worker.exchange.link_carrier import LinkCarrier
+from paceline.worker.exchange.mirrored_link import MirroredLink
 from paceline.worker.exchange.shared_link import SharedLink
 from tests.links import linked, open_descriptors
 
@@ -68,6 +69,9 @@ class CarrierKind:
     shares: bool = False
     """The worker maps the server's memory."""
     device: Callable[[], SharedDevice] | None = None
+    """The server's memory is there."""
+    mirrors: Callable[[], SharedDevice] | None = None
+    """The worker copies slices between it and the memory that the server sees."""
 
     @property
     def all_owned(self) -> bool:
@@ -81,13 +85,28 @@ def cuda_device() -> SharedDevice:
     return CudaDevice(torch.device("cuda"))
 
 
+@contextmanager
+def own_queue(kind: "CarrierKind") -> Iterator[None]:
+    """Give a GPU its work in another queue than the rest of this process does, as another process would; wait
+    until that is done."""
+    if cuda_device not in (kind.device, kind.mirrors):
+        yield
+        return
+    mine = torch.cuda.Stream()
+    with torch.cuda.stream(mine):
+        yield
+    mine.synchronize()
+
+
 KINDS = [
     CarrierKind("inline over TCP", "asp", "tcp", inline=True),
     CarrierKind("inline over a unix socket", "bsp", inline=True),
     CarrierKind("shared memory", "asp"),
     CarrierKind("shared, in place", "bsp", shares=True),
+    CarrierKind("mirrored", "asp", mirrors=HostDevice),
     CarrierKind("device", "asp", device=HostDevice),
     CarrierKind("device, in place", "bsp", device=HostDevice),
+    CarrierKind("CUDA, mirrored", "asp", mirrors=cuda_device),
     CarrierKind("CUDA", "asp", device=cuda_device),
     CarrierKind("CUDA, in place", "bsp", device=cuda_device),
 ]
@@ -149,6 +168,8 @@ class Run:
             shared = self.region if kind.shares else None
             self.memory = here = ExchangeMemory(self.layout, shared, may_share=kind.shares)
             self.link = InlineLink(near, 0, here, Transfer(), None) if kind.inline else SharedLink(here)
+            if kind.mirrors is not None:
+                self.link = MirroredLink(near, here, kind.mirrors())
         self.fill(lambda i: float(i + 1))
         self.link.arrange(self.layout.slices, owned)
         self.came: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
@@ -217,6 +238,9 @@ class Run:
         reply = ADMIT.read(frame.kind, frame.body)
         self.link.hear(reply)
         self._read(frame, reply)
+        if isinstance(self.link, MirroredLink):  # as a HostMirror's queue does
+            for piece in self.shard.slices:
+                self.link.flags.wait_in_order(piece.index, self.link.replies)
         return reply
 
     def _read(self, frame: Frame, reply: AdmitReply | AttachedReply) -> None:
@@ -254,8 +278,12 @@ class Run:
         copies = self.carrier.begin_reply(AdmitReply(version=version), fetch=fetch)
         streams = fetch and self.carrier.streams
         given = [Contribution(0, self.carrier.gradients)] if push else []
+        by_slice = self.kind.mirrors is not None  # the worker waits for each slice by itself
+        if by_slice:
+            between()
         self.shard.update(given, None, copies, self.carrier.slice_ready if streams else None)
-        between()
+        if not by_slice:
+            between()
         self.carrier.end_reply()
 
     def round(self, value: float, version: int, *, fetch: bool = True) -> None:
@@ -339,7 +367,8 @@ def test_no_worker_goes_on_before_all_work_is_done(kind: CarrierKind, owned: lis
         heard: list[bool] = []
 
         def wait() -> None:
-            run.reply()
+            with own_queue(kind):
+                run.reply()
             whole.set()
 
         run.gradient(1.0)
@@ -459,6 +488,8 @@ def test_a_carrier_that_a_server_does_not_know_is_refused(kind: CarrierKind) -> 
     with running(kind) as run:
         message = AttachMessage(fingerprint="", incarnation=0, carrier="pigeon")
         attaching: Any = dataclasses.make_dataclass("A", ["message"])(message)
-        with pytest.raises(FrameError, match="'pigeon' is not known here; known: device, inline, shared"):
+        with pytest.raises(
+            FrameError, match="'pigeon' is not known here; known: device, inline, mirrored, shared"
+        ):
             make_carrier(attaching)
         assert run.carrier is not None

@@ -49,6 +49,35 @@ class HostFlags(Flags):
             time.sleep(0.0001)
 
 
+class HostMark:
+    """See Mark. It is past when it is made."""
+
+    def follow(self) -> None:
+        """See Mark."""
+
+    def wait(self) -> None:
+        """See Mark."""
+
+
+class HostQueue:
+    """See WorkQueue. The CPU does the work at once."""
+
+    def follow(self) -> None:
+        """See WorkQueue."""
+
+    def wait_for(self, flags: Flags, flag: int, value: int) -> None:
+        """See WorkQueue."""
+        flags.wait_in_order(flag, value)
+
+    def copy(self, to: Tensor, of: Tensor) -> None:
+        """See WorkQueue."""
+        to.copy_(of)
+
+    def mark(self) -> HostMark:
+        """See WorkQueue."""
+        return HostMark()
+
+
 class HostDevice:
     """See SharedDevice."""
 
@@ -73,6 +102,13 @@ class HostDevice:
     def flags(self, region: Region) -> HostFlags:
         """See SharedDevice."""
         return HostFlags(region)
+
+    def queue(self) -> HostQueue:
+        """See SharedDevice."""
+        return HostQueue()
+
+    def pin(self, memory: Tensor) -> None:
+        """See SharedDevice."""
 
     def pinned(self, nbytes: int) -> Tensor:
         """See SharedDevice."""

@@ -1,5 +1,6 @@
 """DeviceCarrier: gradients and parameters lie on a device that the worker and the server both use."""
 
+import contextlib
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from paceline.comm import Connection, Region
 from paceline.comm.device import FLAGS_BYTES, DeviceBlock, FlagFence, Flags
 from paceline.comm.fence import Fence
 from paceline.comm.worker_messages import AdmitReply, AssignMessage, AttachedReply, LinkResumed, PushMessage
-from paceline.exceptions import FrameError
+from paceline.exceptions import FrameError, LinkError
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.contributions import Copy, Gradients
 from paceline.ps.device_parameters import DeviceParameters
@@ -51,7 +52,6 @@ class DeviceCarrier:
         self.copy: Copy | None = None
         self._untold_copy: str | None = None
         """Handle of the copy's memory, until the worker has been told."""
-        self._reply = AdmitReply(version=0)
         self._replies = 0
         self._closed = False
         self.read_in_place(attaching.in_place)
@@ -88,23 +88,26 @@ class DeviceCarrier:
         reply.parameters, reply.gradients = self._memory.handle.hex(), self._slot.handle.hex()
         self._complete(reply)
         self._connection.tell(reply)
+        self.end_reply()
 
     def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
-        """See Carrier."""
-        self._reply = reply
+        """See Carrier. The message overtakes the work, which the worker's device waits for: the server gives
+        its work to the device while the worker prepares its next step."""
+        self._complete(reply)
+        with contextlib.suppress(LinkError):  # it died meanwhile; its link says so by itself
+            self._connection.tell(reply)
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:
         """See Carrier."""
 
     def end_reply(self) -> None:
-        """See Carrier. The message overtakes the work: the worker's device waits for it."""
-        self._complete(self._reply)
-        self._connection.tell(self._reply)
+        """See Carrier."""
+        self._flags.raise_in_order(REPLIED, self._replies)
 
     def _complete(self, reply: AdmitReply | AttachedReply) -> None:
+        """Add what the worker's device waits for from this message on. `end_reply` raises the flag."""
         self._replies += 1
-        self._flags.raise_in_order(REPLIED, self._replies)
         reply.fence = self._replies
         reply.copy, self._untold_copy = self._untold_copy, None
 

@@ -14,6 +14,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
 from torch import Tensor
 
+from paceline.comm.device import SharedDevice
 from paceline.comm.message_codec import Catalogue
 from paceline.comm.worker_messages import (
     CALL_REPLY,
@@ -49,10 +50,16 @@ class Client:
         direct: the exchange that the worker has joined with.
         pipeline: takes over from it, if payloads travel while the worker computes.
         prefetch: number of steps that a reply is awaited later.
+        mirrors: the device between which and the memory here slices are copied beside the script's own work.
     """
 
     def __init__(
-        self, direct: DirectExchange, pipeline: PipelinedExchange | None = None, prefetch: int = 0
+        self,
+        direct: DirectExchange,
+        pipeline: PipelinedExchange | None = None,
+        prefetch: int = 0,
+        *,
+        mirrors: SharedDevice | None = None,
     ) -> None:
         self.links = direct.links
         self.news = direct.news
@@ -60,6 +67,7 @@ class Client:
         self.numbers = direct.numbers
         self.payloads = direct.payloads
         self.pipeline = pipeline
+        self.mirrors = mirrors
         self._exchange: DirectExchange | PipelinedExchange = direct if pipeline is None else pipeline
         self._ahead = None if pipeline is None else LeasesAhead(pipeline, self.links, prefetch)
         # The script calls these in every step.
