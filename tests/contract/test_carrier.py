@@ -493,3 +493,23 @@ def test_a_carrier_that_a_server_does_not_know_is_refused(kind: CarrierKind) -> 
         ):
             make_carrier(attaching)
         assert run.carrier is not None
+
+
+def test_a_push_that_its_workers_device_never_finished_is_not_applied(kind: CarrierKind) -> None:
+    """The worker dies after its message and before its GPU has written the gradient: what lies in the slot is
+    a part of it, or the gradient of before."""
+    if kind.device is None:
+        pytest.skip("a push is whole when its message is there")
+    with running(kind) as run:
+        run.round(0.5, 1)
+        run.worker.send(Kind.PUSH, {"sequence": 2, "fence": 2})  # nobody raises the flag
+        frame = run.far.receive()
+        fence = run.carrier.ready(frame.body)
+        assert fence is not None and not fence.reached()
+        run.carrier.release()
+        fence.wait()
+        run.shard.update([Contribution(0, run.carrier.gradients)], None)
+        assert isinstance(run.shard, DeviceShard)
+        run.shard.reduce([])  # waits for the device
+        check(run.shard.parameters, expected(0.5))
+        assert run.shard.take_refusals()

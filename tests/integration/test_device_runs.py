@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from paceline.exceptions import PlanError, UsageError
+from paceline.observe.analyse.facts import facts_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.device_lane import DEVICE_LANE
+from paceline.observe.show.run_report import write_html
 from paceline.plan import Job, make_plan
 from tests.speed import first
 
@@ -207,6 +211,27 @@ def test_an_update_that_overflows_ends_the_run_with_its_name(run, place):
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_what_the_device_did_is_beside_what_the_threads_did(run, place, mode):
+    """And in no sum of the threads."""
+    ran = run("import time\n" + source(samples=256, before_step="time.sleep(0.005)"), mode=mode, **on(place))
+    assert ran.error is None, ran.error
+    data = RunData(ran.run.path)
+    device = data.spans[data.spans.lane == DEVICE_LANE]
+    assert {"forward", "backward", "push", "wait"} <= set(device[device.role == "worker"].phase)
+    assert set(device[device.role == "server"].phase) - {"checkpoint"} == {"update"}
+    facts = facts_of(data)
+    (worker,), (server,) = facts.workers, facts.servers
+    assert server.updates == ran.status.version
+    threads = data.totals[(data.totals.role == "worker") & (data.totals.lane == 0)]
+    assert worker.total_s == pytest.approx(threads.ns.sum() / 1e9)
+    found = facts.device.workers[0]
+    assert found.steps >= 3  # of about 6 ms: every fourth
+    assert found.gpu_s == pytest.approx(sum(found.cpu.values()), rel=0.3)
+    write_html(data, ran.run.path / "page.html")
+    assert "On the GPU" in (ran.run.path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
 def test_a_killed_worker_is_replaced_and_no_sample_is_lost(run, place, mode):
     kill = "RANK == 1 and step == 3 and not (RUN_DIR / 'died').exists() and die()"
     die = "def die():\n    (RUN_DIR / 'died').touch()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -392,15 +417,17 @@ HIDDEN = {"server_device": "cpu", "overlap": True}
 
 
 def wide(**settings) -> str:
-    """Several slices: two layers are larger than one."""
+    """Several slices: two layers are larger than one. At a larger rate such a model makes 1e-3 of a rounding
+    of 1e-7 within these steps."""
+    optimizer = "torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)"
     return (
-        source(**settings)
+        source(optimizer=optimizer, **settings)
         .replace("nn.Linear(8, 64)", "nn.Linear(8, 1500)")
         .replace("nn.Linear(64, 2)", "nn.Linear(1500, 1000), nn.Tanh(), nn.Linear(1000, 2)")
     )
 
 
-@pytest.mark.parametrize("mode", first(2, ["bsp", "asp", "ssp:1", "asp+damping=dc", "backup:1"]))
+@pytest.mark.parametrize("mode", first(2, ["bsp", "asp", "ssp:1", "asp+damping=dc"]))
 @pytest.mark.parametrize("servers", first(1, [2, 1]))
 def test_slices_travel_while_the_model_computes(run, place, mode, servers):
     """The same bits as without overlap in host memory, with several slices and servers."""

@@ -155,6 +155,10 @@ class CudaMark:
         """See Mark."""
         self._event.synchronize()
 
+    def reached(self) -> bool:
+        """See Mark."""
+        return bool(self._event.query())
+
 
 class CudaQueue:
     """See WorkQueue."""
@@ -162,6 +166,16 @@ class CudaQueue:
     def __init__(self, where: torch.device) -> None:
         self._where = where
         self._stream = torch.cuda.Stream(where)
+        self._before: torch.cuda.Stream | None = None
+
+    def __enter__(self) -> "CudaQueue":
+        self._before = torch.cuda.current_stream(self._where)
+        torch.cuda.set_stream(self._stream)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._before is not None
+        torch.cuda.set_stream(self._before)
 
     def follow(self) -> None:
         """See WorkQueue."""
@@ -169,13 +183,11 @@ class CudaQueue:
 
     def wait_for(self, flags: Flags, flag: int, value: int) -> None:
         """See WorkQueue."""
-        with torch.cuda.stream(self._stream):
-            flags.wait_in_order(flag, value)
+        flags.wait_in_order(flag, value)
 
     def copy(self, to: Tensor, of: Tensor) -> None:
         """See WorkQueue."""
-        with torch.cuda.stream(self._stream):
-            to.copy_(of, non_blocking=True)
+        to.copy_(of, non_blocking=True)
 
     def mark(self) -> CudaMark:
         """See WorkQueue."""

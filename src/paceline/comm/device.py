@@ -107,20 +107,31 @@ class Mark(Protocol):
         """Block until then."""
         ...
 
+    def reached(self) -> bool:
+        """Whether it is past. Does not block."""
+        ...
+
 
 class WorkQueue(Protocol):
-    """Work of a device in an order of its own, beside what the script gives the device. None of it blocks."""
+    """Work of a device in an order of its own, beside what the script gives the device. None of it blocks.
+
+    `with` the queue, work is given to it; entering and leaving costs more than a copy.
+    """
+
+    def __enter__(self) -> "WorkQueue": ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def follow(self) -> None:
         """Work given from now on comes after all that the script has given the device so far."""
         ...
 
     def wait_for(self, flags: Flags, flag: int, value: int) -> None:
-        """Work given from now on waits until a flag is raised."""
+        """Work given from now on waits until a flag is raised. Within the queue only."""
         ...
 
     def copy(self, to: Tensor, of: Tensor) -> None:
-        """Copy between the device and pinned memory of the host."""
+        """Copy between the device and pinned memory of the host. Within the queue only."""
         ...
 
     def mark(self) -> Mark:

@@ -70,7 +70,8 @@ class HostMirror:
         left = slice_of(self._left, self._layout, index)
         left.copy_(slice_of(self._gradients, self._layout, index))
         self._queue.follow()
-        self._queue.copy(slice_of(self._pushed, self._layout, index), left)
+        with self._queue as queue:
+            queue.copy(slice_of(self._pushed, self._layout, index), left)
         return True
 
     def push(self, slices: Collection[int]) -> None:
@@ -80,9 +81,10 @@ class HostMirror:
         right = self._unchanged(left)
         self._early.judge(all_right=right == left)
         self._queue.follow()
-        for index in sorted(set(slices) - right):
-            mine = slice_of(self._gradients, self._layout, index)
-            self._queue.copy(slice_of(self._pushed, self._layout, index), mine)
+        with self._queue as queue:
+            for index in sorted(set(slices) - right):
+                mine = slice_of(self._gradients, self._layout, index)
+                queue.copy(slice_of(self._pushed, self._layout, index), mine)
         self._queue.mark().wait()
 
     def _unchanged(self, left: set[int]) -> set[int]:
@@ -102,11 +104,12 @@ class HostMirror:
             assert isinstance(link.carrier, MirroredLink)
             coming += [(piece.index, link.carrier) for piece in link.slices]
         self._queue.follow()  # work that reads the parameters of before
-        for index, carrier in sorted(coming, key=lambda each: each[0]):
-            self._queue.wait_for(carrier.flags, index, carrier.replies)
-            fetched = slice_of(self._fetched, self._layout, index)
-            self._queue.copy(slice_of(self._parameters, self._layout, index), fetched)
-            self._coming[index] = self._queue.mark()
+        with self._queue as queue:
+            for index, carrier in sorted(coming, key=lambda each: each[0]):
+                queue.wait_for(carrier.flags, index, carrier.replies)
+                fetched = slice_of(self._fetched, self._layout, index)
+                queue.copy(slice_of(self._parameters, self._layout, index), fetched)
+                self._coming[index] = queue.mark()
 
     def need(self, slices: frozenset[int]) -> None:
         """Let the script's work that follows wait for these slices of the parameters."""

@@ -1,6 +1,7 @@
 """DeviceCarrier: gradients and parameters lie on a device that the worker and the server both use."""
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -19,6 +20,9 @@ __all__ = ["PUSHED", "REPLIED", "DeviceCarrier"]
 
 PUSHED, REPLIED = 0, 1
 """Flags of a link: the worker raises one with every push, the server the other with every reply."""
+_PATIENCE_S, _LOOK_S = 0.5, 0.0001
+_NAN_BYTE = 0xFF
+"""Numbers of any floating-point type that are made of it are NaN."""
 
 
 class DeviceCarrier:
@@ -52,7 +56,7 @@ class DeviceCarrier:
         self.copy: Copy | None = None
         self._untold_copy: str | None = None
         """Handle of the copy's memory, until the worker has been told."""
-        self._replies = 0
+        self._replies = self._pushes = 0
         self._closed = False
         self.read_in_place(attaching.in_place)
 
@@ -77,7 +81,8 @@ class DeviceCarrier:
         """See Carrier."""
         if message.fence is None:
             raise FrameError("a push to a device without the number of its flag")
-        return FlagFence(self._flags, PUSHED, message.fence)
+        self._pushes = message.fence
+        return FlagFence(self._flags, PUSHED, self._pushes)
 
     def pushed_parameters(self) -> Sequence[Tensor]:
         """See Carrier."""
@@ -120,7 +125,16 @@ class DeviceCarrier:
         self._connection.go_on(connection, received)
 
     def release(self) -> None:
-        """See Carrier."""
+        """See Carrier. A gradient that the worker's device has not written whole is refused: it is made NaN
+        before the server's device, which waits for it, gets to it."""
+        if not self._closed and not self._flags.raised(PUSHED, self._pushes):
+            with self._memory.device.queue() as queue:
+                self._slot.memory.fill_(_NAN_BYTE)
+                mark = queue.mark()
+            # A GPU may put both queues into one, where this one waits for the flag, too: do not insist.
+            until = time.monotonic() + _PATIENCE_S
+            while not mark.reached() and time.monotonic() < until:
+                time.sleep(_LOOK_S)
         self._flags.release(PUSHED)
 
     def close(self) -> None:
