@@ -502,9 +502,11 @@ def test_a_push_that_its_workers_device_never_finished_is_not_applied(kind: Carr
         pytest.skip("a push is whole when its message is there")
     with running(kind) as run:
         run.round(0.5, 1)
-        run.worker.send(Kind.PUSH, {"sequence": 2, "fence": 2})  # nobody raises the flag
+        run.worker.tell(PushMessage(n=2, sequence=2, read_version=1, fence=2))  # nobody raises the flag
         frame = run.far.receive()
-        fence = run.carrier.ready(frame.body)
+        message = ORDERED.read(frame.kind, frame.body)
+        assert isinstance(message, PushMessage)
+        fence = run.carrier.ready(message)
         assert fence is not None and not fence.reached()
         run.carrier.release()
         fence.wait()
