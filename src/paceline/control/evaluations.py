@@ -8,7 +8,7 @@ wait for it: it may be slow, stopped or killed.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import asdict
 
 from paceline.comm.messages import SnapshotEnded, TakeSnapshot
 from paceline.control.processes import RoleProcesses
@@ -20,6 +20,15 @@ from paceline.engines import Exit
 from paceline.exceptions import CheckpointError, UsageError
 from paceline.storage.checkpoint import committed
 from paceline.storage.requests import Requests
+from paceline.storage.run_requests import (
+    EvaluatedRequest,
+    EvaluationHeard,
+    RunOver,
+    SnapshotAnswer,
+    SnapshotFailed,
+    SnapshotRequest,
+    SnapshotWritten,
+)
 
 __all__ = ["Evaluations"]
 
@@ -29,16 +38,6 @@ _MOST_STARTS = 3
 """How often the process is started, if it is killed."""
 _MOST_VALUES = 1_000
 """Number of values of one evaluation that the status shows."""
-
-
-class _Wish(NamedTuple):
-    """A snapshot that a reader waits for."""
-
-    request: str
-    at: int
-    """The lowest version that serves."""
-    every: int
-    """Versions that are multiples of this one serve."""
 
 
 class Evaluations:
@@ -61,8 +60,8 @@ class Evaluations:
         self._starts = 0
         self._ended = False
         """Whether the process has ended and is not started again."""
-        self._wishes: dict[int, _Wish] = {}
-        """By process: one that asks again takes the place of what it asked before."""
+        self._wishes: dict[int, tuple[str, SnapshotRequest]] = {}
+        """Snapshots that readers wait for, by process, with the names of their requests."""
         self._asked_at = 0.0
         self._final: tuple[str, int] | None = None
         """Path and version of the checkpoint that the run ended with."""
@@ -105,16 +104,15 @@ class Evaluations:
 
     # --- snapshots --------------------------------------------------------------------------------
 
-    def snapshot_wanted(self, request: str, body: dict[str, Any]) -> None:
+    def snapshot_wanted(self, name: str, wanted: SnapshotRequest) -> None:
         """A reader wants the model of a version, or of the first one after it.
 
         Raises:
-            UsageError: the request has no version.
+            UsageError: there is no such version.
         """
-        at, every, process = body.get("at"), body.get("every"), body.get("process")
-        if type(at) is not int or type(every) is not int or at < 0 or every < 1 or type(process) is not int:
-            raise UsageError("a request for a snapshot names a version, an interval and a process")
-        self._wishes[process] = _Wish(request, at, every)
+        if wanted.at < 0 or wanted.every < 1:
+            raise UsageError(f"no version is at least {wanted.at} and a multiple of {wanted.every}")
+        self._wishes[wanted.process] = name, wanted
         if self._is_over:
             self._answer_over()
         else:
@@ -122,35 +120,35 @@ class Evaluations:
 
     def _ask(self) -> None:
         self._asked_at = time.monotonic()
-        for _, at, every in self._wishes.values():
-            self._links.tell(f"server:{self._machine.lead}", TakeSnapshot(at, every))
+        for _, wanted in self._wishes.values():
+            self._links.tell(f"server:{self._machine.lead}", TakeSnapshot(wanted.at, wanted.every))
 
     def snapshot_ended(self, ended: SnapshotEnded) -> None:
         """The servers have written one, or could not."""
-        for process, wish in list(self._wishes.items()):
+        for process, (_, wanted) in list(self._wishes.items()):
             if ended.path is None:
-                self._answer(process, {"failed": ended.reason or "unknown"})
-            elif wish.at <= ended.version and ended.version % wish.every == 0:
-                self._answer(process, {"path": ended.path, "version": ended.version})
+                self._answer(process, SnapshotFailed(ended.reason or "unknown"))
+            elif wanted.at <= ended.version and ended.version % wanted.every == 0:
+                self._answer(process, SnapshotWritten(ended.path, ended.version))
 
-    def _answer(self, process: int, body: dict[str, Any]) -> None:
+    def _answer(self, process: int, answer: SnapshotAnswer) -> None:
+        name, _ = self._wishes.pop(process)
         with self._record.tolerating_full_disk():
-            self._requests.answer(self._wishes.pop(process).request, body)
+            self._requests.answer(name, asdict(answer))
 
-    def evaluated(self, request: str, body: dict[str, Any]) -> None:
-        """A reader tells what it measured. It is answered how far the run is."""
-        version, values = body.get("version"), body.get("values")
-        if type(version) is not int or not isinstance(values, dict) or len(values) > _MOST_VALUES:
-            raise UsageError("results of an evaluation are a version, and values by name")
+    def evaluated(self, name: str, found: EvaluatedRequest) -> None:
+        """A reader tells what it measured. It is answered how far the run is.
+
+        Raises:
+            UsageError: there are too many values.
+        """
+        if len(found.values) > _MOST_VALUES:
+            raise UsageError(f"an evaluation has at most {_MOST_VALUES} values, got {len(found.values)}")
         status = self._record.status
-        try:
-            found = {str(name): float(value) for name, value in values.items()}
-        except (TypeError, ValueError):
-            raise UsageError("a value of an evaluation is a number") from None
-        if version >= status.evaluated_at:
-            status.evaluation, status.evaluated_at = found, version
+        if found.version >= status.evaluated_at:
+            status.evaluation, status.evaluated_at = found.values, found.version
         with self._record.tolerating_full_disk():
-            self._requests.answer(request, {"version": status.version})
+            self._requests.answer(name, asdict(EvaluationHeard(status.version)))
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class Evaluations:
     def _answer_over(self) -> None:
         path, version = self._final or (None, 0)
         for process in list(self._wishes):
-            self._answer(process, {"over": True, "path": path, "version": version})
+            self._answer(process, RunOver(path, version))
 
     def _give_up(self, seconds: float) -> None:
         """The last evaluation takes too long."""

@@ -43,6 +43,7 @@ from paceline.core.run_decisions import Decision, RunState
 from paceline.core.run_machine import RunMachine
 from paceline.exceptions import FrameError, ScriptExit, UpdateOverflow, UsageError
 from paceline.observe import ServerStatus, WorkerStatus
+from paceline.storage.run_requests import Refused
 
 __all__ = ["Hearing"]
 
@@ -159,7 +160,7 @@ class Hearing:
             case ModeEntered():
                 self._switches.entered(message)
             case SwitchRefused(request, reason):
-                self._switches.answer(request, {"refused": reason})
+                self._switches.answer(request, Refused(reason))
             case _:
                 assert_never(message)
         return []
@@ -168,7 +169,7 @@ class Hearing:
         self.codes[said.name] = 1 if report.code is None else report.code
         if self._machine.state not in (RunState.SUCCEEDED, RunState.STOPPED):
             # Then servers end, and one of them may see the end of another before its own order to stop.
-            self._record.event({"kind": "error", "role": said.name, **body_of(report)[1]})
+            self._record.event("error", role=said.name, **body_of(report)[1])
         if said.role == "worker":
             self._record.status.workers[said.rank].state = "failed"
             self._machine.stepped(said.rank, report.clock or 0)
@@ -188,7 +189,7 @@ class Hearing:
         if ended.checkpoint is not None and ended.checkpoint != "kept":
             self._record.list_checkpoints()
             self._guard.checkpoint_written()
-            self._record.event({"kind": "checkpoint", "version": ended.version})
+            self._record.event("checkpoint", version=ended.version)
         if ended.asked and self._save.awaited:
             self._save.end()
             return self._machine.saved(ended.reason)

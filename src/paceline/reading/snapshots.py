@@ -1,17 +1,35 @@
 """Snapshots: a run's model at one version, and where a reader gets them."""
 
+import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar, assert_never
 
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import CheckpointError, DeadlineError, LinkError
 from paceline.storage.checkpoint import Checkpoint, load
 from paceline.storage.requests import Requests
+from paceline.storage.run_requests import (
+    EvaluatedRequest,
+    EvaluationHeard,
+    Refused,
+    RunOver,
+    RunRequest,
+    SnapshotFailed,
+    SnapshotRequest,
+    SnapshotWritten,
+    read_answer,
+    read_snapshot_answer,
+    request_body,
+)
 
 __all__ = ["RunSnapshots", "SavedSnapshot", "Snapshot", "SnapshotSource"]
+
+T = TypeVar("T")
 
 _RETRY_S = 1.0
 """How long a disk that has no room is left alone."""
@@ -88,31 +106,39 @@ class RunSnapshots:
         Raises:
             LinkError: the run ended.
         """
+        wanted = SnapshotRequest(at_least, every, os.getpid())
         while True:
-            answer = self._ask({"kind": "snapshot", "at": at_least, "every": every, "process": os.getpid()})
-            path, version = answer.get("path"), answer.get("version")
-            if answer.get("over"):
-                return None if path is None else Snapshot(load(Path(path)), int(version or 0), is_last=True)
-            if answer.get("refused"):
-                raise LinkError(f"the run refused a snapshot: {answer['refused']}")
-            if not isinstance(path, str) or not isinstance(version, int):
-                self._log(f"a snapshot failed: {answer.get('failed', 'no reason is known')}")
-                time.sleep(_RETRY_S)
-                continue
-            try:
-                return Snapshot(load(Path(path)), version)
-            except CheckpointError as error:  # later ones have taken its place: another reader asked for them
-                self._log(f"a snapshot cannot be read: {error}")
+            match self._ask(wanted, read_snapshot_answer):
+                case RunOver(path, version):
+                    return None if path is None else Snapshot(load(Path(path)), version, is_last=True)
+                case SnapshotWritten(path, version):
+                    try:
+                        return Snapshot(load(Path(path)), version)
+                    except CheckpointError as error:  # another reader asked for later ones, and it was pruned
+                        self._log(f"a snapshot cannot be read: {error}")
+                case SnapshotFailed(reason):
+                    self._log(f"a snapshot failed: {reason}")
+                    time.sleep(_RETRY_S)
+                case Refused(reason):
+                    raise LinkError(f"the run refused a snapshot: {reason}")
+                case answer:
+                    assert_never(answer)
 
     def tell(self, version: int, values: Mapping[str, float]) -> int:
         """See SnapshotSource."""
-        # As text: JSON has no NaN.
-        body = {"kind": "evaluated", "version": version, "values": {k: repr(v) for k, v in values.items()}}
-        return int(self._ask(body).get("version", version))
+        found = EvaluatedRequest(version, dict(values))
+        answer = self._ask(found, functools.partial(read_answer, EvaluationHeard))
+        if isinstance(answer, Refused):
+            self._log(f"the run's status does not show an evaluation: {answer.refused}")
+            return version
+        return answer.version
 
-    def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: RunRequest, read: Callable[[JsonObject], T]) -> T:
+        """Ask until there is an answer. Raises LinkError if the run ends, or answers what is none."""
         while True:
-            try:
-                return self._requests.ask(body, alive=self._alive, within_s=_PATIENCE_S)
-            except DeadlineError:
-                continue
+            with contextlib.suppress(DeadlineError):
+                body = self._requests.ask(request_body(request), alive=self._alive, within_s=_PATIENCE_S)
+                try:
+                    return read(body)
+                except ValueError as error:
+                    raise LinkError(f"the run answered what cannot be understood: {error}") from error

@@ -9,6 +9,7 @@
   safetensors and JSON files under one manifest of hashes.
 * **manifest.py** - `read_manifest`: what a checkpoint's manifest must hold.
 * **requests.py** - `Requests`: how a command's request to a running run, and its answer, travel.
+* **run_requests.py** - what they say: one class for each.
 * **checkpoint_meta.py** - `check_meta`: what a run needs of a checkpoint to go on from it.
 
 Importing this package does not import torch, so a command that only lists checkpoints starts fast.

@@ -13,14 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.decider import Decider
+from paceline.core.json_types import JsonObject
 from paceline.core.sequencer import Sequencer
 from paceline.core.server.lead_actions import (
     AbandonCheckpoint,
+    AdmitNotes,
     CommitCheckpoint,
     Notes,
     OpenCheckpoint,
     OutgoingActions,
     Tell,
+    WelcomeNotes,
     WriteLog,
 )
 from paceline.core.server.lead_reports import SaveCut, SaveEnded, SnapshotEnded
@@ -125,7 +128,7 @@ class CheckpointCuts:
     def _is_periodic(self, version: int) -> bool:
         return self._every > 0 and version % self._every == 0
 
-    def announce(self, worker: int, notes: Notes) -> None:
+    def announce(self, worker: int, notes: AdmitNotes | WelcomeNotes) -> None:
         """allreduce: tell the root that the version which it makes next is to be kept. It then sends its
         parameters along, and tells its group, so that all parts are of one moment."""
         if not self._present.mode.serverless or self._making is not None:
@@ -237,7 +240,7 @@ class CheckpointCuts:
             directory = self._directory_of(version)
             servers = len(present.ordered.servers)
             self._making = _Making(version, directory, servers, set(), parameters_only=True, is_read=True)
-            lead = {"mode": str(present.mode), "samples": decider.totals.samples}
+            lead: JsonObject = {"mode": str(present.mode), "samples": decider.totals.samples}
             self._out.put(OpenCheckpoint(version, directory, lead, True))
             return [CheckpointStep(version, directory, True)]
         self._at_next = self.unsaved = False
