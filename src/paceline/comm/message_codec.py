@@ -116,7 +116,7 @@ class Catalogue(Generic[M]):
             try:
                 values.append(each.read(value))
             except (TypeError, ValueError, OverflowError):
-                raise FrameError(f"field {each.name!r} of a {kind.name} is {value!r:.80}") from None
+                raise FrameError(f"field {each.name!r} of a {kind.name} is {_shown(value)}") from None
         found: M = codec.make(*values)
         return found
 
@@ -131,6 +131,14 @@ def _exactly(kind: type) -> _Convert:
         return value
 
     return read
+
+
+def _read_int(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    if not -(1 << 63) <= value < 1 << 63:  # JSON's have no bound
+        raise OverflowError
+    return value
 
 
 def _read_float(value: Any) -> float:
@@ -148,7 +156,7 @@ def _write_float(value: float) -> float | str:
 
 
 def _read_number_key(key: str) -> int:
-    number = int(key)
+    number = _read_int(int(key))
     if str(number) != key:
         raise ValueError
     return number
@@ -166,7 +174,9 @@ def _of_optional(annotation: Any) -> Any:
 def _reader(annotation: Any) -> _Convert:
     if annotation is float:
         return _read_float
-    if annotation in (int, bool, str):
+    if annotation is int:
+        return _read_int
+    if annotation in (bool, str):
         return _exactly(annotation)
     if _is_union(annotation):
         inner = _reader(_of_optional(annotation))
@@ -214,3 +224,11 @@ def _writer(annotation: Any) -> _Convert:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _shown(value: Any) -> str:
+    """For messages. Huge integers have no decimal form."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "a huge number"

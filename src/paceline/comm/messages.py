@@ -37,6 +37,7 @@ __all__ = [
     "ReplaceWorker",
     "RoleError",
     "RoleFinished",
+    "RolesExpected",
     "RunEndsEarly",
     "SaveBegun",
     "SaveCut",
@@ -217,6 +218,14 @@ class ServerAddresses(NamedTuple):
     lead: int
 
 
+@message(Kind.EXPECTED)
+class RolesExpected(NamedTuple):
+    """The run's processes by rank, and the incarnation of each: others may not take their places."""
+
+    workers: dict[int, int]
+    servers: dict[int, int]
+
+
 @message(Kind.STOP)
 class StopServing(NamedTuple):
     """End this server."""
@@ -304,6 +313,7 @@ ToController = (
 )
 FromController = (
     ServerAddresses
+    | RolesExpected
     | StopServing
     | LastWordsKept
     | SaveNow

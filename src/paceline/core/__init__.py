@@ -17,6 +17,8 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `readers.py`    Readers: how far each worker is in the run's epochs; workers that wait for leases.
 * `health.py`     Health: workers whose gradients are not finite again and again.
 * `sampler_orders.py`  SamplerOrders: all workers draw the same order of an epoch's samples.
+* `claims.py`     what a worker claims of its push, within what its leases allow.
+* `limited_lines.py`  LimitedLines: a record that strangers cannot fill a disk with.
 * `totals.py`     Totals: the counts of a run; Applied: the record of a push.
 * `out_of_step.py` OutOfStep: workers that step the run's optimizers in different orders.
 * `rulings.py`    Ruling: all that follows from an event.

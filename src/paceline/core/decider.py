@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from paceline.core import events
 from paceline.core.ballot import Ballot
+from paceline.core.claims import believed
 from paceline.core.collective_calls import CollectiveCalls
 from paceline.core.decider_state import DeciderState
 from paceline.core.descent import Descent
@@ -150,7 +151,7 @@ class Decider:
             case events.DrawOrder(worker, epoch, fingerprint, sampler):
                 self._orders.draw(worker, epoch, fingerprint, sampler, self.over)
             case events.Count(samples):
-                self.totals.samples += samples
+                self.totals.samples += samples if self.book is None else 0
             case events.GiveBack(worker, ids):
                 self.give_back(worker, ids)
             case events.Carry(worker, ids):
@@ -266,6 +267,10 @@ class Decider:
             self._note_early_ends(worker)
         if (epoch := readers.looking.pop(worker, None)) is not None:
             self._note_early_ends(worker, epoch)
+        if self.book is not None:
+            push, doubt = believed(push, self.book)
+            if doubt is not None and doubt not in self.news:
+                self.news.append(doubt)
         push = self.pushes.arrive(push)
         self.collectives.stepped(worker)
         readers.parked.pop(worker, None)

@@ -169,6 +169,11 @@ class RunMachine:
         numbers = self.server_incarnations if role == "server" else self.incarnations
         return incarnation < numbers.get(rank, 0)
 
+    def knows(self, role: str, rank: int, incarnation: int) -> bool:
+        """Whether this process was ever started."""
+        numbers = self.server_incarnations if role == "server" else self.incarnations
+        return 0 <= incarnation <= numbers.get(rank, -1)
+
     @property
     def wanted(self) -> list[Launch]:
         """The processes that should be running, without finished workers."""

@@ -24,7 +24,7 @@ from paceline.params.flat import (
 )
 from paceline.params.fused import use_fused
 from paceline.params.numerics import Numerics
-from paceline.params.optimizer_spec import OptimizerSpec, settings_of
+from paceline.params.optimizer_spec import OptimizerSpec, checked_settings, settings_of
 from paceline.params.state_book import StateBook, apart
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "apart",
     "bind",
     "bytes_of",
+    "checked_settings",
     "describe",
     "dtype_named",
     "flat_view",

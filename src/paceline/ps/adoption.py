@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind, Region
-from paceline.comm.frames import field
+from paceline.comm.frames import field, whole
 from paceline.comm.hub import refuse
 from paceline.core.modes import ModeSpec
 from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError, PlanError
@@ -31,17 +31,19 @@ class Offer:
         self._connection = connection
         self.layout = Layout.from_json(body.get("layout"))
         self.spec = OptimizerSpec.from_json(body.get("optimizer"))
-        self.data = None if body.get("data") is None else field(body, "data", dict)
+        self.data = None if body.get("data") is None else _checked(field(body, "data", dict))
         if self.layout.whole_tensors != self.spec.whole_tensors:
             raise FrameError(f"a layout that is cut otherwise than {self.spec.target} needs")
         if max(t.group for t in self.layout.tensors) >= len(self.spec.groups):
             raise FrameError("tensors in a parameter group that the optimizer does not have")
-        self.state_keys = [str(k) for k in field(body, "state_keys", list)]
+        self.state_keys = field(body, "state_keys", list)
+        if not all(isinstance(key, str) for key in self.state_keys):
+            raise FrameError("keys of a state dict that are not text")
         self.numerics = Numerics.from_json(body.get("numerics"))
         self.device = None if body.get("device") is None else field(body, "device", str)
         """The id of the device that its models are on, if processes can share that device's memory."""
-        self.models = field(body, "models", int, 1)
-        self.calls = field(body, "calls", int, 1)
+        self.models = whole(body, "models", 1)
+        self.calls = whole(body, "calls", 1)
 
     def facts(self) -> dict[str, Any]:
         """What checkpoints and other servers must know of it, as JSON."""
@@ -282,6 +284,15 @@ def _check_device(rank: int, offer: Offer, on_device: DeviceParameters) -> None:
             "the models of all workers on that device, or keep the servers in host memory (--server-device "
             "cpu)."
         )
+
+
+def _checked(data: dict[str, Any]) -> dict[str, Any]:
+    """Facts about training data, if they are such."""
+    field(data, "stream", bool, False)
+    field(data, "drop_last", bool, False)
+    if "samples" in data and (whole(data, "samples") < 1 or whole(data, "batch_size") < 1):
+        raise FrameError(f"a loader of {data['samples']} samples in batches of {data['batch_size']}")
+    return data
 
 
 def _words(spec: OptimizerSpec) -> str:

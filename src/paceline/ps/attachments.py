@@ -1,6 +1,7 @@
 """Attachments: how workers attach to a server, what they send, and links that break."""
 
 import contextlib
+import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -9,22 +10,24 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Hub, Kind
+from paceline.comm import Address, Connection, Frame, Hub, Kind
 from paceline.comm.compression import parse_compression
-from paceline.comm.frames import field
+from paceline.comm.frames import field, whole, wholes
 from paceline.comm.transfer import Transfer
 from paceline.core.modes import PushId
 from paceline.exceptions import (
+    CheckpointError,
     FrameError,
     LayoutMismatch,
     LinkError,
     UsageError,
 )
 from paceline.observe.record.spans import Recorder
-from paceline.params import StateBook
+from paceline.params import StateBook, checked_settings
 from paceline.ps.carriers import Attaching, make_carrier
 from paceline.ps.carriers.link_thread import LinkThread
 from paceline.ps.executor import Executor, Pushed
+from paceline.ps.expected_roles import ExpectedRoles
 from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer, has_ended
 from paceline.ps.saving import for_others, read_blob
 
@@ -44,15 +47,19 @@ class Attachments:
     Args:
         hub: reads links that have no thread of their own.
         spans: records what those threads do.
+        expected: workers that may attach.
     """
 
-    def __init__(self, executor: Executor, hub: Hub, spans: Recorder) -> None:
+    def __init__(
+        self, executor: Executor, hub: Hub, spans: Recorder, expected: ExpectedRoles | None = None
+    ) -> None:
         self.buffers: dict[str, Tensor] = {}
         """For workers that join later: the newest buffers (BatchNorm statistics, …) that any worker sent, and
         what worker 0's script keeps. Empty before the first."""
         self._executor = executor
         self._hub = hub
         self._spans = spans
+        self._expected = expected or ExpectedRoles()
 
     # --- links that break -------------------------------------------------------------------------
 
@@ -90,12 +97,16 @@ class Attachments:
         peer = self._executor.peers.get(rank_of(connection))
         if peer is None or peer.incarnation != field(body, "incarnation", int) or not peer.connection.keeps:
             raise LinkError(f"{connection.peer} has no link here that could go on")
+        if not hmac.compare_digest(
+            peer.connection.token.encode(), field(body, "token", str).encode(errors="replace")
+        ):
+            raise FrameError(f"{connection.peer} would go on with a link that is not its own")
         self._hub.release(connection)
         self._hub.release(peer.connection)
         log.info("%s is back over another socket", peer.name)
         peer.broken_since = None
         try:
-            peer.carrier.resume(connection, field(body, "resume", int))
+            peer.carrier.resume(connection, whole(body, "resume"))
         except LinkError as error:
             log.info("%s: %s", peer.name, error)
             self.link_broke(peer)
@@ -115,10 +126,13 @@ class Attachments:
         if executor.layout is None or executor.shard is None or executor.base is None:
             raise FrameError("attached before the run has a model")
         rank = rank_of(connection)
-        incarnation = field(frame.body, "incarnation", int)
+        incarnation = whole(frame.body, "incarnation")
+        self._expected.check(connection.peer, incarnation)
         if frame.body.get("fingerprint") != executor.layout.fingerprint:
             raise LayoutMismatch(f"worker:{rank} attached with another layout")
         transfer = self._transfer_of(rank, frame.body)
+        if frame.body.get("listens") is not None:
+            Address.from_json(field(frame.body, "listens", dict))  # its group will be told
         older = executor.peers.get(rank)
         if older is not None:
             if older.incarnation >= incarnation:
@@ -145,7 +159,7 @@ class Attachments:
         carrier, needs_fates = make_carrier(attaching), transfer.compress.has_feedback
         peer = WorkerPeer(connection, rank, incarnation, carrier, needs_fates=needs_fates)
         peer.told = executor.placement.number
-        peer.pid = field(frame.body, "pid", int, 0) if connection.same_host else 0
+        peer.pid = whole(frame.body, "pid", 0) if connection.same_host else 0
         if field(frame.body, "keeps", bool, False):
             connection.keep()
         executor.keep_backup(peer)
@@ -227,12 +241,10 @@ class Attachments:
 
     def receive_push(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
         """The gradient of a push, or the parameters of an assign, is here."""
-        push = PushId(peer.worker, peer.incarnation, field(body, "sequence", int))
+        push = PushId(peer.worker, peer.incarnation, whole(body, "sequence"))
         if "settings" in body:
             peer.settings = self._checked_settings(field(body, "settings", list))
-        missing = field(body, "missing", list, [])
-        if not all(isinstance(i, int) for i in missing):
-            raise FrameError("tensors without a gradient that are not numbers")
+        missing = wholes(body, "missing")
         # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
         # an earlier incarnation goes when the lead says that it is gone.)
         self._forget_pushes(peer)
@@ -249,14 +261,7 @@ class Attachments:
 
     def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
         assert self._executor.spec is not None
-        if len(settings) != len(self._executor.spec.groups) or not all(isinstance(s, dict) for s in settings):
-            raise FrameError("settings that do not fit the parameter groups")
-        for given, known in zip(settings, self._executor.spec.groups, strict=True):
-            for name, value in given.items():
-                # What was a number stays one: the optimizer must not stumble over it later.
-                if isinstance(known.get(name), float | int) and not isinstance(value, float | int):
-                    raise FrameError(f"setting {name!r} is {value!r:.40}, expected a number")
-        return [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in settings]
+        return checked_settings(settings, self._executor.spec.groups)
 
     def hear_buffers(self, part: Mapping[str, Tensor], worker: int) -> None:
         """Keep what others start from of a worker's part of a checkpoint, which may be nothing else."""
@@ -270,8 +275,11 @@ class Attachments:
             connection.send(Kind.STATE, {}, [memoryview(save(executor.present_shard.snapshot()))])
             return False
         blob = connection.read_blob(frame, MAX_STATE_BYTES)
-        load = PushId(peer.worker, peer.incarnation, field(frame.body, "number", int))
-        book = StateBook([read_blob(blob, "the optimizer state")])
+        load = PushId(peer.worker, peer.incarnation, whole(frame.body, "number"))
+        try:
+            book = StateBook([read_blob(blob, "the optimizer state")])
+        except CheckpointError as error:  # of this worker's, so it does not concern the run
+            raise FrameError(f"{peer.name} gave an optimizer state that is none: {error}") from error
         executor.loads[load] = (book, executor.groups_of(frame.body))
         return True
 

@@ -40,6 +40,9 @@ __all__ = ["Follower", "Heir"]
 
 log = logging.getLogger("paceline.server")
 
+_REDIAL_S = 30.0
+"""How long a leader that has too many newcomers is dialled again."""
+
 
 @dataclass
 class Heir:
@@ -102,6 +105,7 @@ class Follower:
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Workers connect to a follower, and servers that know sooner than it that it leads."""
+        self.parts.expected.greeted(connection.peer, body)
         if "resume" in body:
             self._attachments.resume(connection, body)
         elif connection.peer.startswith("server:") and self.machine.standby is not None:
@@ -253,6 +257,8 @@ class Follower:
         match messages.FROM_CONTROLLER.read(frame.kind, frame.body):
             case messages.ServerAddresses(servers, lead):
                 self._follow(lead, servers)
+            case messages.RolesExpected(workers, servers):
+                self.parts.expected.expect(workers, servers)
             case messages.StopServing():
                 self.parts.tell_report()
                 self.running = False
@@ -289,7 +295,10 @@ class Follower:
         self.machine.leader = leader
         try:
             link = connect(
-                Address.from_json(servers[str(leader)]), self.parts.secret, peer=f"server:{leader}"
+                Address.from_json(servers[str(leader)]),
+                self.parts.secret,
+                peer=f"server:{leader}",
+                redial_s=min(self.config.deadline_s, _REDIAL_S),
             )
         except (AuthError, LinkError) as error:
             if not self.config.replicas:
@@ -351,7 +360,7 @@ class Follower:
         body, fds, executor = frame.body, frame.descriptors, self._executor
         layout = Layout.from_json(body["layout"])
         extras = bytearray(field(body, "extras_bytes", int, 0))
-        region = Region.attach(fds[0], layout.nbytes) if fds else None
+        region = Region.attach(fds.pop(), layout.nbytes) if fds else None
 
         def read_weights(slices: Sequence[Tensor]) -> None:
             weights = [] if region is not None else [bytes_of(each) for each in slices]

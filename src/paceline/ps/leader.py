@@ -43,7 +43,7 @@ from paceline.ps.parts import LOG_STEPS, ServerParts
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.push_record import PushRecord
 from paceline.ps.replicator import Replicator, server_rank
-from paceline.ps.run_errors import EndsRun
+from paceline.ps.run_errors import EndsRun, blaming
 from paceline.ps.saving import read_blob
 from paceline.ps.worker_frames import account_events, read_request
 from paceline.storage.checkpoint import FileInfo, load
@@ -286,6 +286,7 @@ class Leader:
 
     def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
         """Workers and the other servers connect to the leader."""
+        self.parts.expected.greeted(connection.peer, body)
         if connection.peer.startswith("server:"):
             self._meet_server(server_rank(connection), connection, body)
         elif "resume" in body:
@@ -345,16 +346,17 @@ class Leader:
 
     def _on_offer(self, connection: Connection, frame: Frame) -> None:
         """A worker offers its model, or sends the weights that it was asked for."""
-        if frame.payload_bytes:
-            self._desk.take_weights(connection, frame, self._machine)
-            return
-        adoption = self._desk.adoption
-        adoption.offered(rank_of(connection), connection, frame, begun=self._machine.decider.begun)
-        if adoption.offered_anew(self.config.workers):
-            self._begin_anew()
-        self._machine.gate.came(time.monotonic())
-        self._desk.answer(self._machine)
-        self._desk.adopt_if_ready(self._machine)
+        with blaming(connection.peer):
+            if frame.payload_bytes:
+                self._desk.take_weights(connection, frame, self._machine)
+                return
+            adoption = self._desk.adoption
+            adoption.offered(rank_of(connection), connection, frame, begun=self._machine.decider.begun)
+            if adoption.offered_anew(self.config.workers):
+                self._begin_anew()
+            self._machine.gate.came(time.monotonic())
+            self._desk.answer(self._machine)
+            self._desk.adopt_if_ready(self._machine)
 
     def _begin_anew(self) -> None:
         """All workers have prepared more before the first step: the run has no model yet, as at its start."""
@@ -382,7 +384,7 @@ class Leader:
         if request.parameters:
             self._take_parameters(peer)
         if self._executor.mode.by_epoch and peer.settings is not None:
-            rate = Rate(float(peer.settings[0]["lr"]))
+            rate = Rate(float(peer.settings[0].get("lr", 0.0)))
             request = request._replace(told=(*request.told, rate))
         self._follow(self._machine.request(request, time.monotonic()))
 
@@ -413,12 +415,9 @@ class Leader:
         peer = self._attachments.attach(
             connection, frame, lambda older: self._worker_left(older, finished=False)
         )
-        now, listens = time.monotonic(), frame.body.get("listens")
-        self._follow(
-            self._machine.attach(
-                peer.worker, peer.incarnation, now, needs_fates=peer.needs_fates, listens=listens
-            )
-        )
+        machine, now, fates = self._machine, time.monotonic(), peer.needs_fates
+        listens = frame.body.get("listens")
+        self._follow(machine.attach(peer.worker, peer.incarnation, now, needs_fates=fates, listens=listens))
 
     def _on_bye(self, connection: Connection, frame: Frame) -> None:
         peer = self._attachments.peer_of(connection)
@@ -540,6 +539,8 @@ class Leader:
                 self.parts.tell_report()
                 self._controller.tell(self._progress()._replace(last=True))
                 self.running = False
+            case messages.RolesExpected(workers, servers):
+                self.parts.expected.expect(workers, servers)
             case messages.ServerAddresses() | messages.LastWordsKept():
                 pass  # it leads, and has said nothing that must be heard before it may end
             case other:

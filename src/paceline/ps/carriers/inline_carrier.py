@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.comm import Connection
 from paceline.comm.fence import Fence
+from paceline.comm.frames import field
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.carriers.incoming_pushes import IncomingPushes
 from paceline.ps.carriers.link_thread import LinkThread, OutgoingSlices
@@ -38,7 +39,9 @@ class InlineCarrier:
         self._body: dict[str, Any] = {}
         self._sends_slices = False
         """Whether the present reply brings slices."""
-        sends = attaching.frame.body.get("sends")
+        sends = None
+        if "sends" in attaching.frame.body:
+            sends = field(attaching.frame.body, "sends", list)
         pushes = IncomingPushes(
             attaching.connection,
             self._received,

@@ -216,7 +216,8 @@ class LinkThread:
                 self.connection.send(Kind.ADMIT, body)
             elif self._differences is not None and not whole:
                 parts = [memoryview(self._differences.write(p, out.flats[p])) for p in positions]
-                self.connection.send(Kind.ADMIT, {**body, "sizes": [part.nbytes for part in parts]}, parts)
+                sizes = [part.nbytes for part in parts]
+                self.connection.send_streamed(Kind.ADMIT, {**body, "sizes": sizes}, iter(parts), parts)
             else:
                 # The header promises the size; the slices follow in order, as soon as the server has them.
                 views = [out.views[i] for i in out.owned]

@@ -36,7 +36,7 @@ class SharedCarrier:
         if len(attaching.frame.descriptors) != self.descriptors:
             raise FrameError("a worker on this host attaches with its memory")
         self._may_share = field(attaching.frame.body, "in_place", bool)
-        self._region = Region.attach(attaching.frame.descriptors[0], 2 * self._layout.nbytes)
+        self._region = Region.attach(attaching.frame.descriptors.pop(), 2 * self._layout.nbytes)
         self._body: dict[str, Any] = {}
         self.gradients, self._own_copy = self._fit(attaching.shard)
         self.copy: Copy | None = self._own_copy
