@@ -3,11 +3,10 @@
 import pytest
 
 from paceline.core.claims import MOST_OF_A_BATCH, believed
-from paceline.core.events import Count, Push
+from paceline.core.events import Push
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import PushId
 from paceline.core.server.worker_requests import PushRequest
-from tests.deciding import JsonDecider
 from tests.leading import Led
 
 
@@ -61,12 +60,3 @@ def test_totals_are_those_of_the_leases(mode: str) -> None:
     led.push(1, 0, theirs)
     assert led.decider.totals.samples == 8
     assert led.decider.book.accounts()[0]["applied"] == 8
-
-
-def test_samples_that_a_script_counts_itself_do_not_add_to_those_of_leases() -> None:
-    decider = JsonDecider(Led("asp").decider.mode)
-    decider.decide(Count(5))
-    assert decider.totals.samples == 5
-    led = Led("asp")
-    led.decider.decide(Count(5))
-    assert led.decider.totals.samples == 0

@@ -151,7 +151,7 @@ class Decider:
             case events.DrawOrder(worker, epoch, fingerprint, sampler):
                 self._orders.draw(worker, epoch, fingerprint, sampler, self.over)
             case events.Count(samples):
-                self.totals.samples += samples if self.book is None else 0
+                self.totals.samples += samples
             case events.GiveBack(worker, ids):
                 self.give_back(worker, ids)
             case events.Carry(worker, ids):

@@ -225,10 +225,11 @@ class LeaseBook:
         return self._taken.get(worker, {}).keys() >= set(ids)
 
     def most_samples(self, worker: int, ids: Iterable[int], of_a_batch: int) -> int:
-        """How many samples a push can have that these leases of a worker were used for."""
-        taken, each = self._taken.get(worker, {}), of_a_batch if self._batch_size == 1 else 1
-        held = sum(taken[number].samples for number in taken.keys() & ids)
-        return each * (held or self._widths.get(worker, 1) * self._batch_size)
+        """How many samples a push can have that these leases of a worker were used for: a batch for each that
+        it holds, or one."""
+        held = self._taken.get(worker, {}).keys() & set(ids)
+        batch = of_a_batch if self._batch_size == 1 else self._batch_size
+        return max(1, len(held)) * self._widths.get(worker, 1) * batch
 
     def superseded(self, ids: Iterable[int]) -> bool:
         """Whether somebody else was first with one of these leases. It is told once."""
