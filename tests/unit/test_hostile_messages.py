@@ -21,6 +21,7 @@ from paceline.comm import Connection, Frame, Hub, Kind, Listener, Region
 from paceline.comm.faults import Faults
 from paceline.comm.frames import decode_body, encode
 from paceline.comm.handshake import Keys
+from paceline.comm.server_messages import ModelMessage
 from paceline.core.decider import Decider
 from paceline.core.leases import LeaseBook
 from paceline.core.server.standby import Standby
@@ -82,7 +83,12 @@ class Under:
         book = LeaseBook(samples=64, batch_size=4, drop_last=False, by_round=False)
         decider.begin(book, 1, None)
         follower.machine.adopt(self.layout, placement, 1, Standby(decider), takes_part=True)
-        follower.heir.model = self.offer
+        follower.heir.model = ModelMessage(
+            **{**self.offer, "state_keys": ("weight", "bias")},
+            checkpoint=None,
+            placement=placement,
+            extras_bytes=0,
+        )
         self.role: Leader | Follower = follower
         if role == "leader":
             self.role = Leader.succeeding(follower)
@@ -153,8 +159,8 @@ class Under:
                     for group in self.spec.groups
                 ],
             },
-            Kind.PULL: {"n": 2, "ready": 0, "load": 0, "without": [0], "fetch": True},
-            Kind.ASSIGN: {"n": 3, "sequence": 1, "ready": 0},
+            Kind.PULL: {"n": 2, "sequence": 0, "read_version": 0, "ready": 0, "without": [0]},
+            Kind.ASSIGN: {"n": 3, "sequence": 1, "read_version": 0, "ready": 0},
             Kind.TAKE: {
                 "n": 4,
                 "epoch": 0,
@@ -167,23 +173,26 @@ class Under:
             },
             Kind.VOTE: {"n": 5, "who": "any", "wants": True, "ready": 0},
             Kind.CALL: {"n": 6, "place": "train.py:5", "value": "[1, 2]", "ready": 0},
-            Kind.BYE: {"left": True, "logged": 2, "skipped": [5], "skipped_samples": 1},
-            Kind.STATE: {"number": 0, "optimizer": 0},
+            Kind.DETACH: {"left": True, "logged": 2, "skipped": [5], "skipped_samples": 1},
+            Kind.STATE: {},
+            Kind.LOAD: {"number": 0, "optimizer": 0},
+            Kind.BUFFERS: {},
+            Kind.WEIGHTS: {"extras_bytes": 8},
             Kind.SAVED: {"cut": 0},
             Kind.SENDS: {"slices": [0]},
             Kind.PROBE: {},
             Kind.OFFER: self.offer,
             Kind.ADOPT: {},
             Kind.ORDER: {"steps": [], "events": []},
-            Kind.DONE: {"placed": 0},
+            Kind.PLACED: {"number": 0},
             Kind.ADMIT: {"version": 1},
             Kind.HELLO: {"role": "worker", "rank": 0, "incarnation": 0, "resume": 0, "token": "x"},
         }[kind]
 
     KINDS = (
-        *(Kind.ATTACH, Kind.PUSH, Kind.PULL, Kind.ASSIGN, Kind.TAKE, Kind.VOTE, Kind.CALL, Kind.BYE),
-        *(Kind.STATE, Kind.SAVED, Kind.SENDS, Kind.PROBE, Kind.OFFER, Kind.ADOPT, Kind.ORDER, Kind.DONE),
-        *(Kind.ADMIT, Kind.HELLO),
+        *(Kind.ATTACH, Kind.PUSH, Kind.PULL, Kind.ASSIGN, Kind.TAKE, Kind.VOTE, Kind.CALL, Kind.DETACH),
+        *(Kind.STATE, Kind.SAVED, Kind.SENDS, Kind.PROBE, Kind.OFFER, Kind.ADOPT, Kind.ORDER, Kind.PLACED),
+        *(Kind.ADMIT, Kind.HELLO, Kind.LOAD, Kind.BUFFERS, Kind.WEIGHTS),
     )
 
     def attack(self, kind: Kind, body: Any, randoms: random.Random) -> bool:
@@ -195,7 +204,7 @@ class Under:
         except (PacelineError, ValueError, RecursionError):
             return True  # it never comes so far
         blob = None
-        if kind in (Kind.STATE, Kind.SAVED):
+        if kind in (Kind.STATE, Kind.SAVED, Kind.LOAD, Kind.BUFFERS, Kind.WEIGHTS):
             blob = randoms.choice([b"", b"x" * 30, save({"a": torch.zeros(3)}), b"\xff" * 8, None])
         frame = Frame(kind, body, 0 if blob is None else len(blob), [], blob)
         if kind is Kind.ATTACH and randoms.random() < 0.7:

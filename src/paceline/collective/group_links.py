@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.collective.entrance import Entrance
 from paceline.collective.group_messages import names_of
 from paceline.comm import Address, Connection, Kind, Listener, connect
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import DeadlineError
 
 __all__ = ["GroupLinks"]
@@ -32,11 +32,11 @@ class GroupLinks:
         self._listener = Listener() if rank == self.root and len(self.ranks) > 1 else None
 
     @property
-    def address(self) -> dict[str, Any] | None:
+    def address(self) -> JsonObject | None:
         """Where the root listens; None on the others."""
         return None if self._listener is None else self._listener.address.to_json()
 
-    def meet(self, root: dict[str, Any] | None) -> dict[int, Connection]:
+    def meet(self, root: JsonObject | None) -> dict[int, Connection]:
         """The links of this member: the root's to all others, or the one to the root.
 
         Raises:

@@ -13,7 +13,12 @@ from paceline.exceptions import FrameError, LinkError
 
 __all__ = ["BUFFERED", "Incoming"]
 
-BUFFERED = frozenset([Kind.OFFER, Kind.ADOPT, Kind.ADOPTED, Kind.STATE, Kind.SAVED])
+BUFFERED = frozenset(
+    [
+        *(Kind.WEIGHTS, Kind.ADOPT, Kind.ADOPTED, Kind.STATE, Kind.LOAD),
+        *(Kind.SLICES, Kind.SAVED, Kind.BUFFERS),
+    ]
+)
 """Kinds whose payload is kept until all of it has come. Gradients and parameters are read by a thread of
 their link, which knows where they belong."""
 

@@ -3,12 +3,12 @@
 import contextlib
 import logging
 import time
-from typing import Any
 
 from paceline.comm import Connection
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import ServerListening, StrangerSeen, ToController, UserNote
+from paceline.core.json_types import JsonObject
 from paceline.core.limited_lines import LimitedLines
 from paceline.exceptions import LinkError, PacelineError
 
@@ -25,7 +25,7 @@ class ControllerLine:
         address: where workers and other servers reach this server, as JSON.
     """
 
-    def __init__(self, link: LastingLink, address: dict[str, Any]) -> None:
+    def __init__(self, link: LastingLink, address: JsonObject) -> None:
         self.link = link
         self._address = address
         self._told: set[str] = set()

@@ -6,7 +6,7 @@ peer attaches as a worker that was never started, or in the place of one that wa
 
 from collections.abc import Mapping
 
-from paceline.comm.message_codec import Json
+from paceline.comm.frames import Body
 from paceline.exceptions import FrameError
 
 __all__ = ["ExpectedRoles"]
@@ -39,7 +39,7 @@ class ExpectedRoles:
         if incarnation not in (None, expected):
             raise FrameError(f"{name} says that it is incarnation {incarnation}, and {expected} was started")
 
-    def greeted(self, name: str, body: Json) -> None:
+    def greeted(self, name: str, body: Body) -> None:
         """As `check`, for what a newcomer says in its HELLO."""
         incarnation = body.get("incarnation")
         self.check(name, incarnation if type(incarnation) is int and name.startswith("worker:") else None)

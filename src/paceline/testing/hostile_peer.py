@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from paceline.comm import Address, Connection, Kind, connect
-from paceline.comm.frames import encode
+from paceline.comm.frames import Body, encode
 from paceline.exceptions import LinkError
 from paceline.testing.engine import KeptEngine
 
@@ -130,7 +130,14 @@ def _half_messages(peer: HostilePeer, target: str) -> None:
 def _lies(peer: HostilePeer, target: str) -> None:
     """Says that it has trained a great deal, without a place in the run."""
     link = peer.dial(target)
-    claims = {"n": 1, "sequence": 0, "read_version": 0, "samples": 10**17, "leases": [], "logged": -3360}
+    claims: Body = {
+        "n": 1,
+        "sequence": 0,
+        "read_version": 0,
+        "samples": 10**17,
+        "leases": [],
+        "logged": -3360,
+    }
     link.send(Kind.PUSH, claims)
     peer.hear(link)
 
