@@ -34,6 +34,10 @@ class SharedState:
             "trained": [p.requires_grad for p in found.parameters()],
         }
 
+    def views(self, model: int) -> list[Tensor]:
+        """The memory of a model's parameters, and behind them of its buffers."""
+        return self._views[model]
+
     def bind(self) -> None:
         """In a forked process: let the parameters of its models be that memory."""
         for model, views in zip(self._models, self._views, strict=True):
