@@ -150,7 +150,13 @@ def _begin_measuring(
     """In a new process, whose model is nobody's: what answers the worker there."""
 
     def serve(said: Any, _: list[Tensor]) -> tuple[Any, Sequence[Tensor]]:
-        seconds, sizes, draws = measure(model, graph, tensors, circumstances)
+        try:
+            seconds, sizes, draws = measure(model, graph, tensors, circumstances)
+        except Exception as error:
+            raise RuntimeError(
+                f"{type(model).__name__} failed with the first micro-batch: {type(error).__name__}: "
+                f"{str(error).partition(chr(10))[0]}"
+            ) from None
         return {"seconds": seconds, "sizes": sizes, "draws": draws}, ()
 
     return serve

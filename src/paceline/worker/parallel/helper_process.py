@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.exceptions import DeadlineError, LinkError, PacelineError
+from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
 from paceline.worker.parallel.mailbox import Mailbox
 
 __all__ = ["HelperProcess"]
@@ -68,11 +68,14 @@ class HelperProcess:
 
         Raises:
             RuntimeError: what was asked for failed there; with the traceback.
+            UsageError: the same, if it says what to do.
             LinkError: the process has ended.
             DeadlineError: it takes too long.
         """
         with self._told_when_gone():
             body, tensors = self._box.receive()
+        if "failed" in body and not body["traceback"] and body["failed"].startswith("UsageError: "):
+            raise UsageError(body["failed"].removeprefix("UsageError: "))
         if "failed" in body:
             raise RuntimeError(f"in {self._name}: {body['failed']}\n{body['traceback']}")
         return body, tensors

@@ -65,6 +65,10 @@ class LocalParallelism:
         for forward in self._forwards:
             forward.install()
 
+    def most_held(self) -> list[int]:
+        """Of each stage of a pipeline, the most micro-batches that the last batch had it hold at a time."""
+        return self._replicas.most_held if isinstance(self._replicas, PipelineStages) else []
+
     def close(self) -> None:
         """The models compute as ever again; threads and processes end."""
         for forward in self._forwards:

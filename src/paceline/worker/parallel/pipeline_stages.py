@@ -56,6 +56,8 @@ class PipelineStages:
         self._runner: StageRunner | None = None
         self._told: set[tuple[int, int]] = set()
         """The plans that the processes know: model and number."""
+        self.most_held: list[int] = []
+        """Of each stage, the most micro-batches that it held at a time in the last call with gradients."""
         self._calls = 0
         self._random = b""
         """What the numbers that models draw follow from."""
@@ -141,6 +143,7 @@ class PipelineStages:
             for stage in range(self._spec.stages - 1)
         ]
         program = plan.program(copy.model, self._spec.stages - 1)
+        copy.watch_buffers(program.buffers)
         call = StageCall(
             self._calls,
             program,
@@ -189,6 +192,7 @@ class PipelineStages:
                 failures.append(error)
         if failures:
             raise _first(failures)
+        self.most_held = [*(body["held"] for body, _ in answers), running.call.most_held]
         if do != "backward":
             running.take_buffers(answers)
         return answers

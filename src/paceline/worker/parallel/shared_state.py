@@ -35,8 +35,11 @@ class SharedState:
         }
 
     def views(self, model: int) -> list[Tensor]:
-        """The memory of a model's parameters, and behind them of its buffers."""
-        return self._views[model]
+        """The memory of a model's parameters, and behind them of its buffers, as tensors of their own: what
+        autograd keeps of them does not change with the next `write`."""
+        everything = [t for tensors in self._views for t in tensors]
+        start = sum(len(tensors) for tensors in self._views[:model])
+        return views_of(self._region, everything)[start : start + len(self._views[model])]
 
     def bind(self) -> None:
         """In a forked process: let the parameters of its models be that memory."""

@@ -1,6 +1,6 @@
 """A prepared model as the processes of a pipeline have it: the same modules, on memory that all map."""
 
-import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,6 @@ from paceline.worker.parallel.module_copy import copy_modules
 from paceline.worker.parallel.shared_state import SharedState
 
 __all__ = ["StageModel"]
-
-_writes = operator.attrgetter("_version")  # torch documents it, in spite of its name
-"""How often a tensor was written to."""
 
 
 class StageModel:
@@ -35,15 +32,19 @@ class StageModel:
         self.model = modules[id(model)]
         self._modules = [modules[id(m)] for m in model.modules()]
         self._buffers = [(*_holder(self._modules, b), b) for b in buffers.values()]
-        self._versions = [0] * len(self._buffers)
+        self._before: dict[int, Tensor] = {}
+        """The buffers that this process's stage uses, as they were when the call began."""
 
     def follow(self, said: dict[str, Any]) -> None:
-        """Be in the state that `SharedState.write` told of."""
+        """Be in the state that `SharedState.write` told of, in which the memory is."""
         for module, training in zip(self._modules, said["training"], strict=True):
             module.training = training
         for p, trained in zip(self.parameters, said["trained"], strict=True):
             p.requires_grad_(trained)
-        self._versions = [_writes(b) for _, _, b in self._buffers]
+
+    def watch_buffers(self, places: Sequence[int]) -> None:
+        """Remember these buffers for `changed_buffers`."""
+        self._before = {k: self._buffers[k][2].clone() for k in places}
 
     def buffer_views(self) -> list[Tensor]:
         """The memory of the buffers."""
@@ -51,17 +52,18 @@ class StageModel:
 
     @torch.no_grad()
     def changed_buffers(self) -> list[int]:
-        """The places of those buffers that were written to since `follow`; their new values are in the shared
-        memory."""
+        """The places of those buffers that have other values than they had; the new ones are in the shared
+        memory. (BatchNorm writes to its buffers without counting that as a change.)"""
         changed = []
-        for k, (module, name, view) in enumerate(self._buffers):
+        for k, before in self._before.items():
+            module, name, view = self._buffers[k]
             now = vars(module)["_buffers"][name]
             if now is not view:  # it was not written to but replaced
                 view.copy_(now)
                 vars(module)["_buffers"][name] = view
+            if not torch.equal(view, before):
                 changed.append(k)
-            elif _writes(view) != self._versions[k]:
-                changed.append(k)
+        self._before = {}
         return changed
 
 

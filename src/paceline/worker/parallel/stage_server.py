@@ -65,6 +65,7 @@ class StageServer:
             self._programs[key] = plan.program(copy.model, self._runner.stage)
         program = self._programs[key]
         autocast = None if said["autocast"] is None else dtype_named(said["autocast"])
+        copy.watch_buffers(program.buffers)
         each = len(program.inputs)
         kept = [tensor.clone() for tensor in tensors]  # what is kept for backward must stay
         call = StageCall(
