@@ -20,6 +20,19 @@ from torch import Tensor, nn
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.device import DeviceBlock, SharedDevice
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import (
+    ADMIT,
+    ATTACHED,
+    ORDERED,
+    TO_SERVER,
+    AdmitReply,
+    AssignMessage,
+    AttachedReply,
+    AttachMessage,
+    OrderedMessage,
+    PullMessage,
+    PushMessage,
+)
 from paceline.core.modes import parse_mode
 from paceline.exceptions import FrameError, LinkError
 from paceline.observe.record.spans import NO_SPANS
@@ -35,6 +48,7 @@ from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.inline_link import InlineLink
 from paceline.worker.exchange.link_carrier import LinkCarrier
+from paceline.worker.exchange.mirrored_link import MirroredLink
 from paceline.worker.exchange.shared_link import SharedLink
 from tests.links import linked, open_descriptors
 
@@ -55,6 +69,9 @@ class CarrierKind:
     shares: bool = False
     """The worker maps the server's memory."""
     device: Callable[[], SharedDevice] | None = None
+    """The server's memory is there."""
+    mirrors: Callable[[], SharedDevice] | None = None
+    """The worker copies slices between it and the memory that the server sees."""
 
     @property
     def all_owned(self) -> bool:
@@ -68,13 +85,28 @@ def cuda_device() -> SharedDevice:
     return CudaDevice(torch.device("cuda"))
 
 
+@contextmanager
+def own_queue(kind: "CarrierKind") -> Iterator[None]:
+    """Give a GPU its work in another queue than the rest of this process does, as another process would; wait
+    until that is done."""
+    if cuda_device not in (kind.device, kind.mirrors):
+        yield
+        return
+    mine = torch.cuda.Stream()
+    with torch.cuda.stream(mine):
+        yield
+    mine.synchronize()
+
+
 KINDS = [
     CarrierKind("inline over TCP", "asp", "tcp", inline=True),
     CarrierKind("inline over a unix socket", "bsp", inline=True),
     CarrierKind("shared memory", "asp"),
     CarrierKind("shared, in place", "bsp", shares=True),
+    CarrierKind("mirrored", "asp", mirrors=HostDevice),
     CarrierKind("device", "asp", device=HostDevice),
     CarrierKind("device, in place", "bsp", device=HostDevice),
+    CarrierKind("CUDA, mirrored", "asp", mirrors=cuda_device),
     CarrierKind("CUDA", "asp", device=cuda_device),
     CarrierKind("CUDA, in place", "bsp", device=cuda_device),
 ]
@@ -136,28 +168,35 @@ class Run:
             shared = self.region if kind.shares else None
             self.memory = here = ExchangeMemory(self.layout, shared, may_share=kind.shares)
             self.link = InlineLink(near, 0, here, Transfer(), None) if kind.inline else SharedLink(here)
+            if kind.mirrors is not None:
+                self.link = MirroredLink(near, here, kind.mirrors())
         self.fill(lambda i: float(i + 1))
         self.link.arrange(self.layout.slices, owned)
         self.came: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self.carrier = self._attach(owned)
 
     def _attach(self, owned: Sequence[int]) -> Carrier:
-        body, descriptors = self.link.offer()
-        self.worker.send(Kind.ATTACH, body, (), descriptors)
+        message = AttachMessage(fingerprint=self.layout.fingerprint, incarnation=0, carrier="")
+        descriptors = self.link.offer(message)
+        self.worker.tell(message, (), descriptors)
         for end in (self.worker, self.far):
             end.keep()
+        frame = self.far.receive()
+        attach = TO_SERVER.read(frame.kind, frame.body)
+        assert attach == message and isinstance(attach, AttachMessage)
         carrier = make_carrier(
             Attaching(
                 connection=self.far,
                 worker=0,
-                frame=self.far.receive(),
+                message=attach,
+                descriptors=frame.descriptors,
                 layout=self.layout,
                 shard=self.shard,
                 on_device=self.on_device,
                 transfer=Transfer(),
                 in_place=self.mode.in_place,
                 sent_in_place=self.mode.in_place,
-                groups_of=lambda body: None,
+                groups_of=lambda optimizer: None,
                 release=lambda connection: None,
                 post=lambda link, frame, reason: self.came.put(frame),
                 spans=NO_SPANS,
@@ -165,11 +204,11 @@ class Run:
         )
         if carrier.copy is not None:
             self.shard.update((), None, [carrier.copy])
-        carrier.welcome({"version": 0}, owned)
-        reply = self.worker.receive()
-        assert reply.kind is Kind.ATTACHED
-        self.link.hear(reply.kind, reply.body)
-        self._read(reply)
+        carrier.welcome(AttachedReply(version=0), owned)
+        frame = self.worker.receive()
+        reply = ATTACHED.read(frame.kind, frame.body)
+        self.link.hear(reply)
+        self._read(frame, reply)
         return carrier
 
     def close(self) -> None:
@@ -189,19 +228,23 @@ class Run:
         for piece in self.layout.slices:
             flat_view(self.memory.gradients, piece).fill_(value * (piece.index + 1))
 
-    def request(self, kind: Kind = Kind.PUSH, **message: Any) -> None:
-        self.worker.send(kind, *self.link.write(kind, message, None))
+    def request(self, kind: type[OrderedMessage] = PushMessage, **fields: Any) -> None:
+        numbers = {"n": 1, "sequence": 0, "read_version": 0}
+        self.worker.tell(*self.link.write(kind(**{**numbers, **fields}), None))
 
-    def reply(self) -> dict[str, Any]:
+    def reply(self) -> AdmitReply:
         """Wait until the reply has come whole."""
         frame = self.worker.receive()
-        assert frame.kind is Kind.ADMIT
-        self.link.hear(frame.kind, frame.body)
-        self._read(frame)
-        return frame.body
+        reply = ADMIT.read(frame.kind, frame.body)
+        self.link.hear(reply)
+        self._read(frame, reply)
+        if isinstance(self.link, MirroredLink):  # as a HostMirror's queue does
+            for piece in self.shard.slices:
+                self.link.flags.wait_in_order(piece.index, self.link.replies)
+        return reply
 
-    def _read(self, frame: Frame) -> None:
-        for _ in self.link.read(frame) if frame.payload_bytes else ():
+    def _read(self, frame: Frame, reply: AdmitReply | AttachedReply) -> None:
+        for _ in self.link.read(reply) if frame.payload_bytes else ():
             pass
 
     def parameters(self) -> list[Tensor]:
@@ -218,7 +261,8 @@ class Run:
         """The next request, whose payload is in the carrier's memory."""
         frame = self.came.get(timeout=PATIENCE_S) if self.carrier.has_thread else self.far.receive()
         assert frame is not None
-        if frame.kind is not Kind.PULL and (fence := self.carrier.ready(frame.body)) is not None:
+        request = ORDERED.read(frame.kind, frame.body)
+        if not isinstance(request, PullMessage) and (fence := self.carrier.ready(request)) is not None:
             fence.wait()
         return frame
 
@@ -231,11 +275,15 @@ class Run:
         between: Callable[[], None] = lambda: None,
     ) -> None:
         """Apply what was pushed, and answer."""
-        copies = self.carrier.begin_reply({"version": version}, fetch=fetch)
+        copies = self.carrier.begin_reply(AdmitReply(version=version), fetch=fetch)
         streams = fetch and self.carrier.streams
         given = [Contribution(0, self.carrier.gradients)] if push else []
+        by_slice = self.kind.mirrors is not None  # the worker waits for each slice by itself
+        if by_slice:
+            between()
         self.shard.update(given, None, copies, self.carrier.slice_ready if streams else None)
-        between()
+        if not by_slice:
+            between()
         self.carrier.end_reply()
 
     def round(self, value: float, version: int, *, fetch: bool = True) -> None:
@@ -243,7 +291,7 @@ class Run:
         self.request(sequence=version)
         self.arrived()
         self.answer(version, fetch=fetch)
-        assert self.reply()["version"] == version
+        assert self.reply().version == version
 
 
 @contextmanager
@@ -286,7 +334,7 @@ def test_a_push_arrives_and_its_reply_brings_the_updated_parameters(kind: Carrie
         assert frame.kind is Kind.PUSH and frame.body["sequence"] == 1
         check(run.carrier.gradients.flat, [0.25, 0.5, 0.75])
         run.answer(7)
-        assert run.reply()["version"] == 7
+        assert run.reply().version == 7
         check(run.shard.parameters, expected(0.25))
         check(run.parameters(), expected(0.25))
 
@@ -319,7 +367,8 @@ def test_no_worker_goes_on_before_all_work_is_done(kind: CarrierKind, owned: lis
         heard: list[bool] = []
 
         def wait() -> None:
-            run.reply()
+            with own_queue(kind):
+                run.reply()
             whole.set()
 
         run.gradient(1.0)
@@ -351,7 +400,7 @@ def test_a_server_that_answers_for_more_slices_brings_them_from_then_on(kind: Ca
         run.gradient(0.5)
         run.request(sequence=2)
         run.arrived()
-        copies = run.carrier.begin_reply({"version": 2, "owned": [0, 1, 2]}, fetch=True)
+        copies = run.carrier.begin_reply(AdmitReply(version=2, owned=(0, 1, 2)), fetch=True)
         given = [Contribution(0, run.carrier.gradients)]
         run.shard.update(given, None, copies, run.carrier.slice_ready if run.carrier.streams else None)
         run.carrier.end_reply()
@@ -373,7 +422,7 @@ def test_a_worker_has_a_copy_of_its_own_once_the_mode_forbids_reading_in_place(k
 def test_a_pull_brings_parameters_without_a_push(kind: CarrierKind) -> None:
     with running(kind) as run:
         run.fill(lambda i: 10.0 * i)
-        run.request(Kind.PULL)
+        run.request(PullMessage)
         assert run.arrived().kind is Kind.PULL
         run.answer(3, push=False)
         run.reply()
@@ -383,7 +432,7 @@ def test_a_pull_brings_parameters_without_a_push(kind: CarrierKind) -> None:
 def test_an_assign_brings_values_that_take_the_parameters_place(kind: CarrierKind) -> None:
     with running(kind) as run:
         run.gradient(2.0)
-        run.request(Kind.ASSIGN, sequence=1)
+        run.request(AssignMessage, sequence=1)
         run.arrived()
         run.shard.assign(run.carrier.gradients.flat)
         run.answer(1, push=False)
@@ -394,7 +443,7 @@ def test_an_assign_brings_values_that_take_the_parameters_place(kind: CarrierKin
 def test_a_request_that_is_skipped_gets_no_answer_and_the_next_one_does(kind: CarrierKind) -> None:
     """Other servers had answered it before this one was in the order."""
     with running(kind) as run:
-        run.request(Kind.PULL)
+        run.request(PullMessage)
         run.arrived()
         run.carrier.skip()
         assert not run.worker.wait(0.05)
@@ -425,7 +474,7 @@ def test_closing_ends_the_link_at_once_and_leaves_no_descriptor(kind: CarrierKin
     gc.collect()
     before = open_descriptors()
     with running(kind) as run:
-        run.request(Kind.PULL)
+        run.request(PullMessage)
         run.arrived()
         run.carrier.close()
         with pytest.raises(LinkError):
@@ -437,8 +486,32 @@ def test_closing_ends_the_link_at_once_and_leaves_no_descriptor(kind: CarrierKin
 
 def test_a_carrier_that_a_server_does_not_know_is_refused(kind: CarrierKind) -> None:
     with running(kind) as run:
-        frame: Any = dataclasses.make_dataclass("F", ["body", "descriptors"])({"carrier": "pigeon"}, [])
-        attaching: Any = dataclasses.make_dataclass("A", ["frame"])(frame)
-        with pytest.raises(FrameError, match="'pigeon' is not known here; known: device, inline, shared"):
+        message = AttachMessage(fingerprint="", incarnation=0, carrier="pigeon")
+        attaching: Any = dataclasses.make_dataclass("A", ["message"])(message)
+        with pytest.raises(
+            FrameError, match="'pigeon' is not known here; known: device, inline, mirrored, shared"
+        ):
             make_carrier(attaching)
         assert run.carrier is not None
+
+
+def test_a_push_that_its_workers_device_never_finished_is_not_applied(kind: CarrierKind) -> None:
+    """The worker dies after its message and before its GPU has written the gradient: what lies in the slot is
+    a part of it, or the gradient of before."""
+    if kind.device is None:
+        pytest.skip("a push is whole when its message is there")
+    with running(kind) as run:
+        run.round(0.5, 1)
+        run.worker.tell(PushMessage(n=2, sequence=2, read_version=1, fence=2))  # nobody raises the flag
+        frame = run.far.receive()
+        request = ORDERED.read(frame.kind, frame.body)
+        assert isinstance(request, PushMessage)
+        fence = run.carrier.ready(request)
+        assert fence is not None and not fence.reached()
+        run.carrier.release()
+        fence.wait()
+        run.shard.update([Contribution(0, run.carrier.gradients)], None)
+        assert isinstance(run.shard, DeviceShard)
+        run.shard.reduce([])  # waits for the device
+        check(run.shard.parameters, expected(0.5))
+        assert run.shard.take_refusals()

@@ -2,6 +2,8 @@
 
 * `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a payload. Pure.
 * `messages.py`   the messages between the controller and the roles: one class and one kind for each.
+* `worker_messages.py` the messages between workers and servers, likewise.
+* `server_messages.py` the messages between servers, likewise.
 * `message_codec.py` reads and writes the bodies of such messages, and validates them.
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
 * `tls.py`        TLS under a TCP link, and which role's certificate the other side must have.
@@ -17,6 +19,7 @@
 * `fence.py`      Fence: a moment in the work of a device, which another process can wait for.
 * `device.py`     SharedDevice: memory of a device that processes share, and flags that keep their order.
 * `cuda_device.py` CudaDevice: that of an NVIDIA GPU.
+* `device_time.py` marks in the order of a device's work, which tell when it came to them.
 * `memory.py`     Region: shared memory without a name, handed over as a file descriptor.
 * `compression/`  what a gradient weighs on a link: ways to write a slice.
 * `transfer.py`   Transfer: how payloads travel (compressed, overlapped, prefetched), and in which modes.

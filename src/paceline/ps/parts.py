@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Hub, Listener, Region
 from paceline.comm.connection import spin_for
 from paceline.comm.faults import Faults
+from paceline.comm.frames import Body
 from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import ServerReport
 from paceline.exceptions import LinkError
@@ -52,7 +52,8 @@ class ServerParts:
     ) -> None:
         """Take this layout and optimizer; see `Executor.adopt`."""
         self.executor.adopt(layout, spec, region, placement, read_weights, device)
-        self.hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
+        threads = self.config.worker_threads + self.config.servers
+        self.hub.spin_s = spin_for(layout.nbytes, threads, on_device=self.executor.on_device is not None)
 
     def tell_report(self) -> None:
         """Tell the controller how this server does."""
@@ -83,7 +84,7 @@ class _NoRole:
     def on_stranger(self, reason: str) -> None:
         raise LinkError(reason)
 
-    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+    def on_hello(self, connection: Connection, body: Body) -> None:
         raise LinkError(f"{connection.peer} came too early")
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:

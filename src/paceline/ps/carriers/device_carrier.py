@@ -1,15 +1,16 @@
 """DeviceCarrier: gradients and parameters lie on a device that the worker and the server both use."""
 
+import contextlib
+import time
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-from paceline.comm import Connection, Kind, Region
+from paceline.comm import Connection, Region
 from paceline.comm.device import FLAGS_BYTES, DeviceBlock, FlagFence, Flags
 from paceline.comm.fence import Fence
-from paceline.comm.frames import field
-from paceline.exceptions import FrameError
+from paceline.comm.worker_messages import AdmitReply, AssignMessage, AttachedReply, LinkResumed, PushMessage
+from paceline.exceptions import FrameError, LinkError
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.contributions import Copy, Gradients
 from paceline.ps.device_parameters import DeviceParameters
@@ -19,6 +20,9 @@ __all__ = ["PUSHED", "REPLIED", "DeviceCarrier"]
 
 PUSHED, REPLIED = 0, 1
 """Flags of a link: the worker raises one with every push, the server the other with every reply."""
+_PATIENCE_S, _LOOK_S = 0.5, 0.0001
+_NAN_BYTE = 0xFF
+"""Numbers of any floating-point type that are made of it are NaN."""
 
 
 class DeviceCarrier:
@@ -37,12 +41,12 @@ class DeviceCarrier:
     def __init__(self, attaching: Attaching) -> None:
         if attaching.on_device is None:
             raise FrameError("a worker that shares a device, and the parameters are in host memory")
-        if len(attaching.frame.descriptors) != 1:
+        if len(attaching.descriptors) != 1:
             raise FrameError("a worker that shares a device attaches with its flags")
         self._connection = attaching.connection
         self._layout = attaching.layout
         self._memory: DeviceParameters = attaching.on_device
-        region = Region.attach(attaching.frame.descriptors[0], FLAGS_BYTES)
+        region = Region.attach(attaching.descriptors[0], FLAGS_BYTES)
         self._flags: Flags = self._memory.device.flags(region)
         region.close_descriptor()
         self._slot: DeviceBlock = self._memory.take()
@@ -50,10 +54,9 @@ class DeviceCarrier:
         self._shard = attaching.shard
         self.gradients = Gradients(self._slot.memory, self._layout, self._shard.slices)
         self.copy: Copy | None = None
-        self._untold: dict[str, Any] = {}
-        """Fields of the next message: memory that the worker has not been told of."""
-        self._body: dict[str, Any] = {}
-        self._replies = 0
+        self._untold_copy: str | None = None
+        """Handle of the copy's memory, until the worker has been told."""
+        self._replies = self._pushes = 0
         self._closed = False
         self.read_in_place(attaching.in_place)
 
@@ -71,50 +74,67 @@ class DeviceCarrier:
             return
         if self._copy is None:
             self._copy = self._memory.take()
-            self._untold["copy"] = self._copy.handle.hex()
+            self._untold_copy = self._copy.handle.hex()
         self.copy = self._shard.copy_in(self._copy.memory)
 
-    def ready(self, message: dict[str, Any]) -> Fence | None:
+    def ready(self, message: PushMessage | AssignMessage) -> Fence | None:
         """See Carrier."""
-        return FlagFence(self._flags, PUSHED, field(message, "fence", int))
+        if message.fence is None:
+            raise FrameError("a push to a device without the number of its flag")
+        self._pushes = message.fence
+        return FlagFence(self._flags, PUSHED, self._pushes)
 
     def pushed_parameters(self) -> Sequence[Tensor]:
         """See Carrier."""
         return self.gradients.flat
 
-    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+    def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:
         """See Carrier."""
-        handles = {"parameters": self._memory.handle.hex(), "gradients": self._slot.handle.hex()}
-        self._connection.send(Kind.ATTACHED, {**facts, **handles, **self._reply_fields()})
+        reply.parameters, reply.gradients = self._memory.handle.hex(), self._slot.handle.hex()
+        self._complete(reply)
+        self._connection.tell(reply)
+        self.end_reply()
 
-    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
-        """See Carrier."""
-        self._body = body
+    def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
+        """See Carrier. The message overtakes the work, which the worker's device waits for: the server gives
+        its work to the device while the worker prepares its next step."""
+        self._complete(reply)
+        with contextlib.suppress(LinkError):  # it died meanwhile; its link says so by itself
+            self._connection.tell(reply)
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:
         """See Carrier."""
 
     def end_reply(self) -> None:
-        """See Carrier. The message overtakes the work: the worker's device waits for it."""
-        self._connection.send(Kind.ADMIT, {**self._body, **self._reply_fields()})
-
-    def _reply_fields(self) -> dict[str, Any]:
-        self._replies += 1
+        """See Carrier."""
         self._flags.raise_in_order(REPLIED, self._replies)
-        untold, self._untold = self._untold, {}
-        return {"fence": self._replies, **untold}
+
+    def _complete(self, reply: AdmitReply | AttachedReply) -> None:
+        """Add what the worker's device waits for from this message on. `end_reply` raises the flag."""
+        self._replies += 1
+        reply.fence = self._replies
+        reply.copy, self._untold_copy = self._untold_copy, None
 
     def skip(self) -> None:
         """See Carrier."""
 
     def resume(self, connection: Connection, received: int) -> None:
         """See Carrier."""
-        connection.send(Kind.RESUMED, {"received": self._connection.received})
+        connection.tell(LinkResumed(self._connection.received))
         self._connection.go_on(connection, received)
 
     def release(self) -> None:
-        """See Carrier."""
+        """See Carrier. A gradient that the worker's device has not written whole is refused: it is made NaN
+        before the server's device, which waits for it, gets to it."""
+        if not self._closed and not self._flags.raised(PUSHED, self._pushes):
+            with self._memory.device.queue() as queue:
+                self._slot.memory.fill_(_NAN_BYTE)
+                mark = queue.mark()
+            # A GPU may put both queues into one, where this one waits for the flag, too: do not insist.
+            until = time.monotonic() + _PATIENCE_S
+            while not mark.reached() and time.monotonic() < until:
+                time.sleep(_LOOK_S)
         self._flags.release(PUSHED)
 
     def close(self) -> None:
