@@ -504,9 +504,9 @@ def test_a_push_that_its_workers_device_never_finished_is_not_applied(kind: Carr
         run.round(0.5, 1)
         run.worker.tell(PushMessage(n=2, sequence=2, read_version=1, fence=2))  # nobody raises the flag
         frame = run.far.receive()
-        request = ORDERED.read(frame.kind, frame.body)
-        assert isinstance(request, PushMessage)
-        fence = run.carrier.ready(request)
+        message = ORDERED.read(frame.kind, frame.body)
+        assert isinstance(message, PushMessage)
+        fence = run.carrier.ready(message)
         assert fence is not None and not fence.reached()
         run.carrier.release()
         fence.wait()

@@ -11,7 +11,6 @@ Annotations may be `int`, `float`, `bool`, `str`, `X | None`, `tuple[X, ...]`, `
 
 import dataclasses
 import math
-import operator
 import types
 from collections.abc import Callable
 from typing import (
@@ -49,15 +48,12 @@ class JsonForm(NamedTuple):
 
 
 _REQUIRED = object()
-_Written = tuple[str, _Convert | None, object]
-"""A field's name, what writes it (None: it is JSON already), and its default."""
 
 
 class _Codec(NamedTuple):
     kind: Kind
     make: Callable[..., Any]
-    values_of: Callable[[Any], tuple[Any, ...]]
-    fields: tuple[_Written, ...]
+    write: Callable[[Any], Body]
     readers: dict[str, _Convert]
     required: frozenset[str]
 
@@ -74,8 +70,7 @@ def message(kind: Kind) -> Callable[[C], C]:
         _CODECS[cls] = _Codec(
             kind,
             cls,
-            _getter(cls, [*defaults]),
-            tuple((name, _writer(hints[name]), default) for name, default in defaults.items()),
+            _body_writer(hints, defaults),
             {name: _reader(hints[name]) for name in defaults},
             frozenset(name for name, default in defaults.items() if default is _REQUIRED),
         )
@@ -94,22 +89,27 @@ def _defaults(cls: Any) -> dict[str, object]:
     }
 
 
-def _getter(cls: Any, names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    if not dataclasses.is_dataclass(cls):
-        return tuple
-    if len(names) > 1:
-        return cast(Callable[[Any], tuple[Any, ...]], operator.attrgetter(*names))
-    return lambda said: tuple(getattr(said, name) for name in names)
-
-
 def body_of(said: object) -> tuple[Kind, Body]:
     """Kind and body of the frame that carries a message."""
     codec = _CODECS[type(said)]
-    body: Body = {}
-    for (name, write, default), value in zip(codec.fields, codec.values_of(said), strict=True):
-        if value is not default and value != default:
-            body[name] = value if write is None else write(value)
-    return codec.kind, body
+    return codec.kind, codec.write(said)
+
+
+def _body_writer(hints: dict[str, Any], defaults: dict[str, object]) -> Callable[[Any], Body]:
+    """What makes the body of a message, as straight-line code: it runs in every round, and most fields of a
+    push have their defaults. (dataclasses and namedtuple make their methods in the same way.)"""
+    known: dict[str, object] = {}
+    lines = ["def write(said):", " body = {}"]
+    for i, (name, default) in enumerate(defaults.items()):
+        known[f"default_{i}"], known[f"write_{i}"] = default, (convert := _writer(hints[name]))
+        lines.append(f" value = said.{name}")
+        if default is not _REQUIRED:
+            lines.append(f" if value is not default_{i} and value != default_{i}:")
+        lines.append(f"  body[{name!r}] = {'value' if convert is None else f'write_{i}(value)'}")
+        if default is _REQUIRED:
+            lines[-1] = lines[-1][1:]
+    exec("\n".join([*lines, " return body"]), known)
+    return cast(Callable[[Any], Body], known["write"])
 
 
 class Catalogue(Generic[M]):
