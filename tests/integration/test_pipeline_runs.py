@@ -79,7 +79,8 @@ def test_so_does_a_worker_in_other_modes(run, mode, schedule):
 
 def test_asynchronous_workers_apply_every_sample(run):
     ran = assert_learns_the_same(run, "asp", 2, exact=False, pipeline=2, microbatches=3)
-    assert [epoch["applied"] for epoch in ran.status.leases] == [48, 48]
+    # A worker may have asked for the epoch behind the last one before it heard that it is over.
+    assert [epoch["applied"] for epoch in ran.status.leases if epoch["applied"]] == [48, 48]
 
 
 DIES = """
