@@ -7,6 +7,7 @@ Afterwards:    paceline.load_run("last").spans
 From the top down; a package imports only from those below it:
 
 * `cli/`, `__main__.py`  the commands.
+* `papers/`      `paceline bench`: the experiments of the papers that Paceline is built from, repeated.
 * `api/`         everything that commands, scripts and notebooks call.
 * `control/`     the controller: starts, watches and replaces processes, writes the run directory.
 * `engines/`     starts processes.
