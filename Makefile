@@ -22,15 +22,18 @@ FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do 
 	&& { echo "$$p"; break; }; done || true
 export PYTHON
 
-.PHONY: help setup demo test check bench chaos soak browser gpu slow clean
+.PHONY: help setup demo examples test check bench chaos soak browser gpu slow clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s  %s\n", $$1, $$2}' Makefile
 
 setup: $(VENV)/.dev ## make .venv with everything for running, testing and checking
 
 demo: $(VENV)/.dev ## train a small CNN with 2 servers and 2 workers
 	@$(BIN)/paceline run --workers 2 --servers 2 --mode bsp examples/digits.py
+
+examples: $(VENV)/.vision ## every example alone, in bsp and in asp, for 20 steps on synthetic data
+	$(BIN)/python -m pytest -m 'examples and not slow' tests/examples
 
 test: check ## check, then the fast test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -85,6 +88,11 @@ $(VENV)/.dev: pyproject.toml
 	[ -x $(BIN)/pip ] || "$$python" -m venv $(VENV); \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
 	touch $@
+
+$(VENV)/.vision: $(VENV)/.dev
+	@echo "make examples: installing torchvision into $(VENV)."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[vision]'
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "make bench: installing what the benchmarks compare with (Ray, Open MPI, torchft, torchvision) into $(VENV)."

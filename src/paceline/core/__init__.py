@@ -29,6 +29,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `placement_changes.py`  PlacementChanges: servers that come and go, and the placement that follows.
 * `dealing.py`    whether samples can be dealt out as a mode wants it.
 * `local_spec.py` LocalSpec: how one worker computes a batch, in threads or processes.
+* `pipeline_spec.py` PipelineSpec: models in stages, batches in micro-batches: schedules, where to cut.
 * `rows.py`       Rows, Groups: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
 * `staleness.py`  RecentUpdates: how many versions an optimizer's parameters gained since a worker read them.
