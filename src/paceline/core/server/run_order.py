@@ -62,6 +62,11 @@ class RunOrder:
         """Records of applied pushes that this server has not written yet."""
         return tuple(self._applied)
 
+    @property
+    def unsent(self) -> tuple[Event, ...]:
+        """Events that the followers have not been sent yet: they go with the next Order."""
+        return tuple(self._events)
+
     def happen(self, event: Event) -> Ruling:
         """Let something happen to the decider; the followers will hear of it with the next Order."""
         if self._replicates:
