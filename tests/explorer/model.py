@@ -56,7 +56,7 @@ class Output(NamedTuple):
     """`spawn`, `kill`, `restart`, `commit`, `acknowledged`, `exit`, `over`; see `world.py`."""
 
 
-def message(kind: str, **body: Any) -> Message:
+def message(kind: str, /, **body: Any) -> Message:
     return Message(kind, json.dumps(body, sort_keys=True))
 
 

@@ -187,6 +187,11 @@ class ServerModel:
         standby = None if self.follower is None else self.follower.standby
         return None if standby is None else standby.decider
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether it executes the order."""
+        return self.lead is not None or (self.follower is not None and self.follower.takes_part)
+
     # --- one event --------------------------------------------------------------------------------
 
     def handle(self, source: Pid | None, received: Message) -> list[Output]:
@@ -209,11 +214,11 @@ class ServerModel:
             check_bounds(self.lead.decider)
         return self.outputs
 
-    def _send(self, to: Pid, kind: str, **body: Any) -> None:
+    def _send(self, pid: Pid, kind: str, **body: Any) -> None:
         for unread in ("on", "held"):  # who is blamed for a wait, and for how long
             if kind != "ORDER":
                 body.pop(unread, None)
-        self.outputs.append(Output(to, message(kind, **body)))
+        self.outputs.append(Output(pid, message(kind, **body)))
 
     def _own(self, received: Message) -> None:
         if received.kind == "TICK":
@@ -629,8 +634,7 @@ class ServerModel:
         self.shard.placement = placement
         self.shard.contents = {}
         standby = Standby(new_decider(world)) if world.replicas else None
-        takes_part = self.rank in placement.servers
-        follower.adopt(layout_of(world), placement, 1, standby, takes_part=takes_part)
+        follower.adopt(layout_of(world), placement, 1, standby, takes_part=False)
         self._tell_leader("ADOPTED")
 
     def _on_order(self, follower: FollowerMachine, body: dict[str, Any]) -> None:

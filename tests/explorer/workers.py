@@ -105,6 +105,8 @@ class Script:
         self.client = Client(direct)
         self.epoch = body["epoch"]
         self.stage = "take" if world.batches else "step"
+        if self.epoch >= world.epochs:
+            self.stage = "finish"
 
     # --- the loop ---------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from paceline.core.run_decisions import RunState
-from paceline.core.decider_state import decider_state_to_json
 from tests.explorer.controllers import ControllerModel
 from tests.explorer.links import ACCEPTED, REFUSED
 from tests.explorer.model import CONTROLLER, END, Broken, Message, Output, Pid, World, message
@@ -59,7 +58,8 @@ class Facts(NamedTuple):
     """The form of its decider."""
     unsent: bool = False
     """A leader: whether followers have not heard of all events."""
-    accused: bool = False
+    takes_part: bool = True
+    """A server: whether it executes the order."""
     state: RunState | None = None
     """The controller's."""
 
@@ -99,13 +99,14 @@ class Explored:
         server: ServerModel = process
         decider, knows = server.decider, None
         if decider is not None and self.world.replicas:
-            form = canonical(decider_state_to_json(decider.state()))
+            form = canonical(decider.state())
             knows = self._numbers.setdefault(("decider", form), -len(self._numbers))
         return Facts(
             work=bool(server.io),
             leads=server.lead is not None,
             leader=server.leader,
             knows=knows,
+            takes_part=server.takes_part,
             unsent=server.lead is not None and bool(server.lead.order.unsent),
         )
 
@@ -176,6 +177,8 @@ class Explored:
         for source, to, _ in state.channels:
             if to.role == "w":
                 continue
+            if source.incarnation and any((older, to) in waiting for older in _earlier(source)):
+                continue  # what the process before it had sent was there long before it came
             facts = self._facts[processes[to]]
             if source == CONTROLLER and facts.leader is not None and facts.leader not in processes:
                 continue  # it reads first what the leader before has sent
@@ -186,7 +189,7 @@ class Explored:
         if not found:
             found = [Event("timer", pid) for pid, number in state.processes if self._has_timer(pid, number)]
         if state.crashes < self.world.crashes:
-            found += self._crashes(state, found)
+            found = [*found, *self._crashes(state, found)]
         return found
 
     def _has_timer(self, pid: Pid, number: int) -> bool:
@@ -294,35 +297,32 @@ class Explored:
                 continue
             if (each.leader, pid) in channels or (pid, each.leader) in channels or lead.unsent:
                 continue
-            if each.knows is not None and each.knows != lead.knows and self._takes_part(state, pid):
+            if each.knows is not None and each.knows != lead.knows and each.takes_part:
                 raise Broken(f"{pid} has heard all that {each.leader} said, and its decider knows something else")
-
-    def _takes_part(self, state: State, pid: Pid) -> bool:
-        process: ServerModel = copy_of(self._packed[dict(state.processes)[pid]])
-        return process.follower is not None and process.follower.takes_part
 
     def _check_end(self, state: State) -> None:
         """Every sample is applied exactly once, and nothing that was acknowledged is lost."""
-        servers: list[ServerModel] = [
-            copy_of(self._packed[number]) for pid, number in state.processes if pid.role == "s"
-        ]
-        lead = next(each for each in servers if each.lead is not None)
+        if state.disk is None:
+            raise Broken("the run ends without a checkpoint")
+        saved = state.disk.body
         wanted = set(range(self.world.batches * self.world.epochs))
-        decider = lead.decider
-        assert decider is not None
-        ended_early = decider.ballot.reason is not None
-        for server in servers:
-            part = server.lead is not None or (server.follower is not None and server.follower.takes_part)
-            for i in server.shard.placement.held(server.rank) if part else ():
-                pushes = server.shard.contents[i].pushes
-                applied = {at for each in pushes for at in each[3]}
-                if applied != wanted and not ended_early:
-                    raise Broken(f"{server.pid} ends with slice {i} made of {sorted(applied)} of {sorted(wanted)}")
-                names = {each[:3] for each in pushes}
-                dropped = {(p.worker, p.incarnation, p.sequence) for p in lead.shard.dropped}
-                lost = state.acknowledged - names - dropped
-                if lost and (self.world.replicas or not state.crashes):
-                    raise Broken(f"{server.pid} ends without the pushes {sorted(lost)}, which were acknowledged")
+        held = {f"slice {i} of the last checkpoint": each for i, each in contents_from_json(saved["contents"]).items()}
+        dropped: set[tuple[int, ...]] = set()
+        for pid, number in state.processes:
+            server: ServerModel = copy_of(self._packed[number])
+            if pid.role != "s" or not server.takes_part:
+                continue
+            dropped |= {(p.worker, p.incarnation, p.sequence) for p in server.shard.dropped}
+            for i in server.shard.placement.held(server.rank):
+                held[f"slice {i} of {pid}"] = server.shard.contents[i]
+        for where, content in held.items():
+            names = {each[:3] for each in content.pushes}
+            applied = {at for each in content.pushes for at in each[3]}
+            if applied != wanted and self.world.max_updates is None:
+                raise Broken(f"at the end {where} is made of the samples {sorted(applied)} of {sorted(wanted)}")
+            lost = state.acknowledged - names - dropped
+            if lost and (self.world.replicas or not state.crashes):
+                raise Broken(f"at the end {where} lacks the pushes {sorted(lost)}, which were acknowledged")
 
     def check_stuck(self, state: State) -> None:
         """A state in which nothing may come next must be the end."""
@@ -333,6 +333,11 @@ class Explored:
             if (wants := self._facts[number].wants) is not None:
                 waits.append(f"{pid} waits for {wants[1]}")
         raise Broken(f"nothing can happen any more: {', '.join(waits) or 'the run does not end'}")
+
+
+def _earlier(pid: Pid) -> Iterator[Pid]:
+    """The processes in whose place one came."""
+    return (pid._replace(incarnation=number) for number in range(pid.incarnation))
 
 
 class _Draft:

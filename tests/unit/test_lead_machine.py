@@ -19,6 +19,7 @@ from paceline.core.server.lead_actions import (
 )
 from paceline.core.server.lead_machine import LeadMachine
 from paceline.core.server.lead_reports import (
+    FullyReplicated,
     ModeEntered,
     ReplaceWorker,
     RunEndsEarly,
@@ -255,6 +256,15 @@ def test_without_replicas_a_lost_server_ends_the_run() -> None:
     led.do(led.machine.server_gone(1, "killed", 0.0))
     (failed,) = led.of(FailRun)
     assert isinstance(failed.error, LinkError) and "lost server:1: killed" in str(failed.error)
+
+
+def test_slices_have_no_copies_if_a_server_is_gone_before_the_first_step() -> None:
+    """The controller would go on without that server, and the leader cannot: it says that the run is lost."""
+    led = Led("bsp", servers=2, replicas=1, attached=1)
+    led.do(led.machine.server_gone(1, "killed", 0.0))
+    assert [*led.of(FailRun)]
+    led.do(led.machine.attach(1, 0, led.now))
+    assert not any(isinstance(each.report, FullyReplicated) for each in led.of(Tell))
 
 
 def test_a_new_server_knows_which_requests_were_answered_without_it() -> None:

@@ -379,7 +379,7 @@ class Follower:
             begin(decider, self.config, body["data"], spec, checkpoint)
             standby = Standby(decider)
             self.heir = Heir(body, read_blob(bytes(extras), "the run's buffers"))
-        takes_part = self.config.rank in placement.servers
+        takes_part = field(body, "takes_part", bool)
         self.machine.adopt(layout, placement, len(spec.groups_of), standby, takes_part=takes_part)
         link.send(Kind.ADOPTED)
         link.send_aside()

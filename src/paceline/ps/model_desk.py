@@ -105,7 +105,7 @@ class ModelDesk:
         """
         checkpoint = self.adoption.checkpoint if first else None
         path = None if checkpoint is None else str(checkpoint.path)
-        self._replicator.hand_over(server, self.adoption, self._parts.executor, path)
+        self._replicator.hand_over(server, self.adoption, self._parts.executor, path, takes_part=first)
 
     def answer(self, machine: LeadMachine) -> None:
         """Once all servers have the model, answer workers that offered theirs: they may attach."""

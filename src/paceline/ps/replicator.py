@@ -141,11 +141,21 @@ class Replicator:
 
     # --- the model and its slices -----------------------------------------------------------------
 
-    def hand_over(self, server: int, adoption: Adoption, executor: Executor, checkpoint: str | None) -> None:
+    def hand_over(
+        self,
+        server: int,
+        adoption: Adoption,
+        executor: Executor,
+        checkpoint: str | None,
+        *,
+        takes_part: bool,
+    ) -> None:
         """Tell another server what the run trains, and send it its slices.
 
         Args:
             checkpoint: path of the one that the run goes on from.
+            takes_part: whether it executes the order from its beginning on. A server that comes later waits
+                for its place in the order, even if the placement still has the process that it replaces.
         """
         link = self._followers.get(server) or self._newcomers[server]
         model, placement = adoption.model, executor.placement
@@ -156,6 +166,7 @@ class Replicator:
             "numerics": model.numerics.to_json(),
             "checkpoint": checkpoint,
             "placement": placement.to_json(),
+            "takes_part": takes_part,
             "extras_bytes": len(extras),
         }
         slices = [model.layout.slices[i] for i in placement.held(server)]

@@ -67,7 +67,7 @@ class FollowerMachine:
         """This server holds its part of the model.
 
         Args:
-            takes_part: whether it is in the placement that the run has now.
+            takes_part: whether it executes the order from its beginning on.
         """
         present = self.present
         present.layout, present.placement, present.optimizers = layout, placement, optimizers

@@ -214,8 +214,11 @@ class Placer:
             self._changes.departed.discard(server)
 
     def tell_whole(self) -> None:
-        """All slices have all the copies that they should have."""
-        self._out.put(Tell(FullyReplicated(tuple(sorted(self._present.placement.servers)))))
+        """All slices have all the copies that they should have, if all servers of the placement are here: one may
+        have gone before the first step."""
+        servers = self._present.placement.servers
+        if servers <= self.followers | {self._settings.rank}:
+            self._out.put(Tell(FullyReplicated(tuple(sorted(servers)))))
 
     # --- workers ----------------------------------------------------------------------------------
 
