@@ -85,12 +85,11 @@ class World(NamedTuple):
     schedule: tuple[str, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
     compress: str = "none"
-    prefetch: int = 0
     max_updates: int | None = None
     leaving: int | None = None
     """A server that the controller asks to leave."""
-    cuts: int = 0
-    """Maximum number of links between a worker and a server that break for good while both live."""
+    started: bool = True
+    """The world begins when all workers have joined; else with the start of their processes."""
 
     def __str__(self) -> str:
         usual = World("")._asdict()

@@ -127,6 +127,8 @@ class ServerModel:
         self.follower: FollowerMachine | None = None
         self.leader: Pid | None = None
         """The leader that this follower has a link to."""
+        self.came: set[int] = set()
+        """Workers that have attached to a leader of a run that begins."""
         self.followers: dict[int, Pid] = {}
         self.addresses: dict[int, Pid] = {}
         """Where workers reach the other servers; those that are gone stay in it."""
@@ -211,6 +213,8 @@ class ServerModel:
             self._follower_hears(source, received)
         self.applied.clear()
         if self.lead is not None and self.lead.gate.open:
+            if len(self.came) < self.world.workers and self.lead.decider.begun:
+                raise Broken(f"the first step is made before all workers are here: {sorted(self.came)} are")
             check_bounds(self.lead.decider)
         return self.outputs
 
@@ -284,6 +288,7 @@ class ServerModel:
         elif kind == "ATTACH":
             peer = self._attach(source, body)
             needs = peer.needs_fates
+            self.came.add(source.rank)
             self._follow(lead.attach(source.rank, source.incarnation, 0.0, needs_fates=needs))
         elif kind == "SAVED":
             self._follow(lead.worker_saved(source.rank, body.get("cut", 0)))
@@ -701,6 +706,7 @@ class ServerModel:
             directory_of=str,
         )
         self.lead, self.follower, self.leader = lead, None, None
+        self.came = set(range(self.world.workers))
         self._follow(lead.succeed(follower, 0.0))
         if (now := self.shard.reduced) is not None:
             self._follow(lead.reduced(now, [(i, 1.0) for i in self.shard.placement.held(self.rank)]))

@@ -37,6 +37,14 @@ def carrier_of(link: ServerLink) -> Any:
     return ExploredCarrier()
 
 
+class ToldPayloads(Payloads):
+    """Payloads that pass on what becomes of pushes, as encoders would hear it."""
+
+    def hear_fates(self, reply: dict[str, Any]) -> None:
+        if told := reply.get("unapplied"):
+            put(None, message("UNAPPLIED", sequences=told), do="unapplied")
+
+
 class Script:
     """What a worker's process does: joins, takes leases, pushes, ends. `run` goes on to where it waits."""
 
@@ -92,7 +100,7 @@ class Script:
             links,
             memory,
             Placements(links, layout, placement),
-            Payloads(links, memory, [every], None),
+            ToldPayloads(links, memory, [every], None),
             news,
             numbers,
             greeting={} if world.compress == "none" else {"compress": world.compress},
@@ -235,6 +243,7 @@ class WorkerModel:
         self.sent = 0
         """Messages that the present stage has sent."""
         self.wants: tuple[str, Pid] | None = None
+        self.has_joined = False
 
     @property
     def form(self) -> Any:
@@ -266,5 +275,6 @@ class WorkerModel:
             outputs += here.outputs[self.sent :]
             self.script, self.inputs, self.sent, self.wants = packed(script), (), 0, None
             self.script_form = canonical(script)
+            self.has_joined = True
             if script.stage == "done":
                 return outputs

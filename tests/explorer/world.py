@@ -40,6 +40,8 @@ class State(NamedTuple):
     channels: tuple[tuple[Pid, Pid, tuple[Message, ...]], ...]
     crashes: int = 0
     acknowledged: frozenset[tuple[int, int, int]] = frozenset()
+    unapplied: frozenset[tuple[int, int, int]] = frozenset()
+    """Pushes of which their workers were told that they are not applied."""
     disk: Message | None = None
     over: bool = False
 
@@ -49,6 +51,8 @@ class Facts(NamedTuple):
 
     wants: tuple[str, Pid] | None = None
     """A worker: what it waits for."""
+    joined: bool = True
+    """A worker: whether it has joined the run."""
     work: bool = False
     """A leader: a thread of it has something to do. A controller: it waits for a cause."""
     leads: bool = False
@@ -93,7 +97,7 @@ class Explored:
 
     def _facts_of(self, process: Any) -> Facts:
         if isinstance(process, WorkerModel):
-            return Facts(wants=process.wants)
+            return Facts(wants=process.wants, joined=process.has_joined)
         if isinstance(process, ControllerModel):
             return Facts(work=process.waits_for_cause, state=process.state)
         server: ServerModel = process
@@ -135,7 +139,15 @@ class Explored:
         outputs = controller.begin()
         draft = _Draft(State(((CONTROLLER, self._number(controller)),), ()))
         self._do(draft, CONTROLLER, outputs)
-        return draft.state()
+        state, transitions = draft.state(), self.transitions
+        while self.world.started and not self._has_started(state):
+            state = self.next(state, self.living(state)[0])
+        self.transitions = transitions
+        return state
+
+    def _has_started(self, state: State) -> bool:
+        idle = not any(CONTROLLER in (source, to) for source, to, _ in state.channels)
+        return idle and all(self._facts[number].joined for _, number in state.processes)
 
     def _spawn(self, draft: "_Draft", pid: Pid, how: Message) -> None:
         fresh, disk = how.kind == "FRESH", draft.disk
@@ -160,7 +172,14 @@ class Explored:
     # --- events -----------------------------------------------------------------------------------
 
     def events(self, state: State) -> list[Event]:
-        """What may come next. A worker that has its answer is alone: see `__init__`."""
+        """What may come next, deaths among it."""
+        found = self.living(state)
+        if state.crashes < self.world.crashes and not state.over:
+            found = [*found, *self._crashes(state, found)]
+        return found
+
+    def living(self, state: State) -> list[Event]:
+        """What may come next without a death. A worker that has its answer goes first: see `__init__`."""
         if state.over:
             return []
         processes = dict(state.processes)
@@ -188,8 +207,6 @@ class Explored:
                 found.append(Event("work", pid))
         if not found:
             found = [Event("timer", pid) for pid, number in state.processes if self._has_timer(pid, number)]
-        if state.crashes < self.world.crashes:
-            found = [*found, *self._crashes(state, found)]
         return found
 
     def _has_timer(self, pid: Pid, number: int) -> bool:
@@ -255,11 +272,13 @@ class Explored:
             elif do == "restart":
                 draft.processes = {CONTROLLER: draft.processes.get(CONTROLLER, 0)}
                 draft.channels = {}
-                draft.acknowledged = frozenset()
+                draft.acknowledged = draft.unapplied = frozenset()
             elif do == "commit":
                 draft.disk = sent
             elif do == "acknowledged":
                 draft.acknowledged |= {tuple(sent.body["push"])}
+            elif do == "unapplied":
+                draft.unapplied |= {(pid.rank, pid.incarnation, each) for each in sent.body["sequences"]}
             elif do == "over":
                 draft.over = True
 
@@ -320,6 +339,8 @@ class Explored:
             applied = {at for each in content.pushes for at in each[3]}
             if applied != wanted and self.world.max_updates is None:
                 raise Broken(f"at the end {where} is made of the samples {sorted(applied)} of {sorted(wanted)}")
+            if wrong := state.unapplied & names:
+                raise Broken(f"the pushes {sorted(wrong)} are applied, and their workers were told that they are not")
             lost = state.acknowledged - names - dropped
             if lost and (self.world.replicas or not state.crashes):
                 raise Broken(f"at the end {where} lacks the pushes {sorted(lost)}, which were acknowledged")
@@ -346,7 +367,7 @@ class _Draft:
     def __init__(self, state: State) -> None:
         self.processes = dict(state.processes)
         self.channels = {(source, to): messages for source, to, messages in state.channels}
-        self.crashes, self.acknowledged, self.disk, self.over = state[2:]
+        self.crashes, self.acknowledged, self.unapplied, self.disk, self.over = state[2:]
 
     def take(self, source: Pid, to: Pid) -> Message:
         first, *rest = self.channels[source, to]
@@ -366,6 +387,7 @@ class _Draft:
             tuple(sorted([(source, to, messages) for (source, to), messages in self.channels.items()])),
             self.crashes,
             self.acknowledged,
+            self.unapplied,
             self.disk,
             self.over,
         )

@@ -214,8 +214,8 @@ class Placer:
             self._changes.departed.discard(server)
 
     def tell_whole(self) -> None:
-        """All slices have all the copies that they should have, if all servers of the placement are here: one may
-        have gone before the first step."""
+        """All slices have all the copies that they should have, if all servers of the placement are here: one
+        may have gone before the first step."""
         servers = self._present.placement.servers
         if servers <= self.followers | {self._settings.rank}:
             self._out.put(Tell(FullyReplicated(tuple(sorted(servers)))))
