@@ -31,7 +31,7 @@ from paceline.core.server.present import Present
 from paceline.core.server.standby import Standby, records_to_json
 from paceline.core.server.start_gate import StartGate
 from paceline.core.server.worker_requests import AssignRequest, PushRequest
-from paceline.core.steps import AdmitStep, ApplyStep, ReduceStep, Steps, steps_from_json, steps_to_json
+from paceline.core.steps import AdmitStep, ApplyStep, ModeStep, ReduceStep, Steps, steps_from_json, steps_to_json
 from paceline.core.totals import Applied
 from paceline.ps.worker_frames import LEADER_ONLY, account_events, read_request
 from tests.explorer.checks import check_bounds, check_update
@@ -339,13 +339,16 @@ class ServerModel:
         if self.lead is not None:
             self._follow(self.lead.left(rank, peer.incarnation, 0.0, finished=finished, told=told))
 
+    def _where(self) -> dict[str, Any]:
+        known = {**self.addresses, self.rank: self.pid}
+        return {str(rank): place_of(pid) for rank, pid in sorted(known.items())}
+
     def _answer_offers(self, lead: LeadMachine) -> None:
         """See ModelDesk.answer."""
         if not lead.gate.model_everywhere:
             return
         offers, self.offers = self.offers, []
-        known = {**self.addresses, self.rank: self.pid}
-        where = {str(rank): place_of(pid) for rank, pid in sorted(known.items())}
+        where = self._where()
         for source in offers:
             self._send(
                 source,
@@ -389,7 +392,7 @@ class ServerModel:
             case actions.SendAnswer(rank, values, notes):
                 self._answer(rank, "ANSWER", {"values": values, **notes})
             case actions.Welcome(rank, notes):
-                self._answer(rank, "ATTACHED", notes)
+                self._answer(rank, "ATTACHED", {**notes, "servers": self._where()})
             case actions.Tell(report):
                 self._report(report)
             case actions.FailRun(error):
@@ -454,6 +457,8 @@ class ServerModel:
 
     def _check_order(self, steps: Steps) -> None:
         assert self.lead is not None
+        if any(isinstance(step, ModeStep) for step in steps):
+            return  # it is of the mode before
         for step in steps:
             if isinstance(step, ApplyStep | ReduceStep):
                 check_update(self.lead.decider, step)

@@ -186,7 +186,8 @@ class Script:
         client = self.client
         assert client is not None
         mode = self.mode
-        body: dict[str, Any] = {"samples": len(covered) or 1, "at": [at for _, many in covered for at in many]}
+        positions = [at for _, many in covered for at in many]
+        body: dict[str, Any] = {"samples": len(positions) or 1, "at": positions}
         if covered:
             body["leases"] = [number for number, _ in covered]
         self.fetched_ago += mode.push_every

@@ -193,9 +193,11 @@ class Explored:
                 found.append(Event("accept" if wants[1] in processes else "refuse", pid, wants[1]))
             elif (wants[1], pid) in waiting:
                 return [Event("deliver", pid, wants[1])]
-        for source, to, _ in state.channels:
+        for source, to, messages in state.channels:
             if to.role == "w":
                 continue
+            if messages[0].kind == "OFFER" and (CONTROLLER, to) in waiting:
+                continue  # the controller has told the server that leads now before it told the worker
             if source.incarnation and any((older, to) in waiting for older in _earlier(source)):
                 continue  # what the process before it had sent was there long before it came
             facts = self._facts[processes[to]]

@@ -215,7 +215,7 @@ class Leader:
                 self._answer(worker, Kind.ANSWER, {"values": values, **notes})
             case actions.Welcome(worker, notes):
                 if (peer := self._executor.peers.get(worker)) is not None:
-                    self._attachments.welcome(peer, **notes)
+                    self._attachments.welcome(peer, **notes, servers=self._desk.addresses())
             case actions.Tell(report):
                 self._report(report)
             case actions.TellUser(text):

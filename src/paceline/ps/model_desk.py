@@ -107,19 +107,22 @@ class ModelDesk:
         path = None if checkpoint is None else str(checkpoint.path)
         self._replicator.hand_over(server, self.adoption, self._parts.executor, path, takes_part=first)
 
+    def addresses(self) -> dict[str, Any]:
+        """Where workers reach the servers."""
+        me = {self._parts.config.rank: self._parts.hub.listener.address.to_json()}
+        return {str(rank): at for rank, at in {**self._replicator.addresses, **me}.items()}
+
     def answer(self, machine: LeadMachine) -> None:
         """Once all servers have the model, answer workers that offered theirs: they may attach."""
         executor, mode = self._parts.executor, self._parts.executor.mode
         if not machine.gate.model_everywhere:
             return
-        me = {self._parts.config.rank: self._parts.hub.listener.address.to_json()}
-        addresses = {str(rank): at for rank, at in {**self._replicator.addresses, **me}.items()}
         self.adoption.answer(
             executor.region,
             executor.on_device,
             facts={
                 "placement": executor.placement.to_json(),
-                "servers": addresses,
+                "servers": self.addresses(),
                 "replicated": self._parts.config.replicas > 0,
             },
             writable=mode.needs_memory,

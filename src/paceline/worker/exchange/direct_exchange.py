@@ -65,6 +65,7 @@ class DirectExchange:
             if link is not self.links.lead:
                 self._take_parameters(link, Kind.ATTACHED)
         self.news.welcomed(self._take_parameters(self.links.lead, Kind.ATTACHED))
+        self.get_ready()  # servers may have come since this worker was told which there are
 
     def _attach(self, link: ServerLink) -> None:
         offered, descriptors = link.carrier.offer()
@@ -91,7 +92,7 @@ class DirectExchange:
         links, lane = self.links, self.links.lane
         phase = lane.enter(Phase.PUSH)
         ready = 0
-        if self._unread or self._placements.announced is not None:
+        if self._unread or self._placements.incomplete:
             ready = self.get_ready()
         message = self.numbers.message(kind, body, fetch=fetch, version=self.news.version, ready=ready)
         written = self.payloads.write(kind, message)
@@ -137,14 +138,15 @@ class DirectExchange:
         return self.news.take_save()
 
     def get_ready(self) -> int:
-        """Before a request: settle, and get ready for the placement that is announced.
+        """Before a request: settle, and get ready for the placement that is announced. Connects to servers that
+        came while this worker joined.
 
         Returns:
             Its number, which the lead waits for; 0 if none is announced.
         """
         if self._unread:
             self.settle()
-        if self._placements.announced is None:
+        if not self._placements.incomplete:
             return 0
         links = self.links
         for server, address in self._placements.missing_links().items():
@@ -198,7 +200,7 @@ class DirectExchange:
 
     def _take_admits(self, *, fetch: bool) -> None:
         links = self.links
-        if not links.replicated and self._placements.announced is None:
+        if not links.replicated and not self._placements.incomplete:
             for link in tuple(links.each):
                 self._take_admit(link, fetch=fetch)
             return

@@ -1,5 +1,7 @@
 """Which server holds which slices, as a worker knows it: now, and in the placement announced next."""
 
+from typing import Any
+
 from paceline.comm import Address, Kind
 from paceline.params import Layout, Placement
 from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
@@ -17,7 +19,9 @@ class Placements:
         self.announced: Placement | None = None
         """A placement to come."""
         self._addresses: dict[int, Address] = {}
-        """Where the servers are that are new in it."""
+        """Where servers are that this worker may have no link to."""
+        self._unlinked = False
+        """Whether the present placement has servers that this worker has no link to: they came while it joined."""
         self._ready = 0
         """Its number, once this worker is ready for it."""
         self._absent: set[int] = set()
@@ -28,6 +32,11 @@ class Placements:
     def ready(self) -> int:
         """Number of the announced placement if this worker is ready for it, else 0."""
         return self._ready if self.announced is not None else 0
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether there may be servers to connect to before the next request."""
+        return self.announced is not None or self._unlinked
 
     def answers(self, link: ServerLink) -> bool:
         """Whether a server answers requests: one that is new answers from its first placement on."""
@@ -52,12 +61,16 @@ class Placements:
 
     def hear(self, link: ServerLink, reply: Body) -> None:
         """A reply may name a new placement, which only the lead does, or announce the next one."""
+        self._learn(reply.get("servers", {}))
         if "placement" in reply:
             self._adopt(link, Placement.from_json(reply["placement"]))
         if "next" in reply:
             placement, addresses = reply["next"]
-            self._addresses = {int(rank): Address.from_json(where) for rank, where in addresses.items()}
+            self._learn(addresses)
             self.announced = Placement.from_json(placement)
+
+    def _learn(self, addresses: dict[str, Any]) -> None:
+        self._addresses |= {int(rank): Address.from_json(where) for rank, where in addresses.items()}
 
     def _adopt(self, lead: ServerLink, placement: Placement) -> None:
         links = self._links
@@ -70,6 +83,7 @@ class Placements:
         self._absent &= placement.servers
         links.drop(gone)
         self.arrange()
+        self._unlinked = bool(self.missing_links())
 
     def lose(self) -> list[int]:
         """Drop the lost links. Returns all servers that are gone and still in the placement."""
@@ -80,14 +94,19 @@ class Placements:
         return sorted(self._absent)
 
     def missing_links(self) -> dict[int, Address]:
-        """Servers of the next placement that this worker has no link to. Empty once it is ready."""
-        if self.announced is None or self._ready == self.announced.number:
-            return {}
-        known = {link.server for link in self._links.each}
-        return {rank: where for rank, where in self._addresses.items() if rank not in known}
+        """Servers of the present and of the next placement that this worker has no link to. Empty once it is
+        ready."""
+        wanted = set(self._placement.servers)
+        if self.announced is not None and self._ready != self.announced.number:
+            wanted |= self.announced.servers
+        wanted -= {link.server for link in self._links.each} | self._absent
+        return {rank: where for rank, where in self._addresses.items() if rank in wanted}
 
     def become_ready(self) -> None:
         """All new servers are reached: from now on this worker sends what the next placement needs."""
         if self.announced is not None and self._ready != self.announced.number:
             self.arrange()
             self._ready = self.announced.number
+        elif self._unlinked:
+            self.arrange()
+        self._unlinked = bool(self.missing_links())
