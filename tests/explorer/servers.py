@@ -712,10 +712,11 @@ class ServerModel:
         )
         self.lead, self.follower, self.leader = lead, None, None
         self.came = set(range(self.world.workers))
+        unheard = follower.unheard([*self.shard.queue])
         self._follow(lead.succeed(follower, 0.0))
         if (now := self.shard.reduced) is not None:
             self._follow(lead.reduced(now, [(i, 1.0) for i in self.shard.placement.held(self.rank)]))
-        for request in follower.unheard():
+        for request in unheard:
             if request.worker in self.shard.peers:
                 self._follow(lead.request(request, 0.0))
         early, self.early = self.early, []

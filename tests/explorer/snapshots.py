@@ -74,6 +74,8 @@ class _Walk:
             return str(obj)
         if callable(obj) and hasattr(obj, "__qualname__"):
             return obj.__qualname__
+        if dataclasses.is_dataclass(obj) and kind.__dataclass_params__.frozen:  # a value: no matter which one
+            return (kind.__name__, *[self.of(each) for each in _slots_of(obj).values()])
         return self._object(obj)
 
     def _object(self, obj: Any) -> Any:

@@ -60,6 +60,8 @@ class Facts(NamedTuple):
     """A follower: the leader that it has a link to."""
     knows: int | None = None
     """The form of its decider."""
+    followers: tuple[Pid, ...] = ()
+    """A leader: servers that execute the order."""
     unsent: bool = False
     """A leader: whether followers have not heard of all events."""
     takes_part: bool = True
@@ -111,6 +113,7 @@ class Explored:
             leader=server.leader,
             knows=knows,
             takes_part=server.takes_part,
+            followers=tuple(server.followers.values()),
             unsent=server.lead is not None and bool(server.lead.order.unsent),
         )
 
@@ -207,13 +210,20 @@ class Explored:
         for pid, number in state.processes:
             if pid.role == "s" and self._facts[number].work:
                 found.append(Event("work", pid))
-        if not found:
+        if not found:  # timers are long: all that is on its way arrives before
             found = [Event("timer", pid) for pid, number in state.processes if self._has_timer(pid, number)]
         return found
 
     def _has_timer(self, pid: Pid, number: int) -> bool:
+        """Whether something follows from a wait that is over."""
         facts = self._facts[number]
-        return facts.work if pid == CONTROLLER else facts.leads
+        if not (facts.work if pid == CONTROLLER else facts.leads):
+            return False
+        try:
+            after, outputs = self._step(number, None, TIMER)
+        except Broken:
+            return True
+        return after != number or bool(outputs)
 
     def _crashes(self, state: State, living: list[Event]) -> Iterator[Event]:
         """A process dies now, or when it has sent a part of what follows from an event."""
@@ -318,7 +328,8 @@ class Explored:
                 continue
             if (each.leader, pid) in channels or (pid, each.leader) in channels or lead.unsent:
                 continue
-            if each.knows is not None and each.knows != lead.knows and each.takes_part:
+            heard = each.takes_part and pid in lead.followers
+            if heard and each.knows is not None and each.knows != lead.knows:
                 raise Broken(f"{pid} has heard all that {each.leader} said, and its decider knows something else")
 
     def _check_end(self, state: State) -> None:

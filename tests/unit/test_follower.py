@@ -43,25 +43,35 @@ def push(number: int) -> PushRequest:
 def test_a_request_is_kept_until_the_order_answers_it() -> None:
     follower = machine()
     assert follower.keeps_requests and follower.request(push(1))
-    assert follower.owed == [0] and follower.unheard() == [push(1)]
+    assert follower.owed == [0] and follower.unheard([]) == [push(1)]
     follower.hear([], [Heard(0, 1)], [])
-    assert follower.owed == [0] and follower.unheard() == [], "the leader knows of it"
+    assert follower.owed == [0] and follower.unheard([]) == [], "the leader knows of it"
     follower.admitted(0)
     assert follower.owed == []
+
+
+def test_a_pull_whose_answer_is_not_ordered_is_for_the_next_leader() -> None:
+    """The leader had heard of it, and waited with the answer until a server was gone from the placement."""
+    follower = machine()
+    pull = PullRequest(0, 1, without=frozenset({1}))
+    assert follower.request(pull)
+    follower.hear([], [Heard(0, 1)], [])
+    assert follower.unheard([]) == [pull]
+    assert follower.unheard([AdmitStep(0, 0)]) == [], "it is answered by what is in the order"
 
 
 def test_what_the_leader_alone_answers_is_for_the_next_leader() -> None:
     follower = machine()
     take: WorkerRequest = TakeRequest(Take(0, 0, 1, True, 1))
     assert follower.request(take)
-    assert follower.owed == [] and follower.unheard() == [take]
+    assert follower.owed == [] and follower.unheard([]) == [take]
 
 
 def test_a_worker_that_left_is_owed_nothing() -> None:
     follower = machine()
     follower.request(push(1))
     follower.left(0, 0, finished=False)
-    assert follower.owed == [] and follower.unheard() == [] and follower.present.attached == {}
+    assert follower.owed == [] and follower.unheard([]) == [] and follower.present.attached == {}
     assert follower.standby is not None and follower.standby.gone == {0: (0, False)}
     follower.attach(0, 1)
     follower.left(0, 0, finished=False)

@@ -151,10 +151,11 @@ class Leader:
 
     def _succeed(self, follower: Follower) -> None:
         """Go on where the leader before has stopped."""
+        unheard = follower.machine.unheard([*self._executor.queue])
         self._follow(self._machine.succeed(follower.machine, time.monotonic()))
         if self._executor.reduced is not None:  # the leader before died between the halves of an update
             self._follow(self._machine.reduced(*self._executor.reduced))
-        for request in follower.machine.unheard():
+        for request in unheard:
             peer = self._executor.peers.get(request.worker)
             if peer is None:
                 continue

@@ -24,7 +24,7 @@ from paceline.core.server.worker_requests import (
     PushRequest,
     WorkerRequest,
 )
-from paceline.core.steps import PlaceStep, ReduceStep, Steps
+from paceline.core.steps import AdmitStep, PlaceStep, ReduceStep, Steps
 
 __all__ = ["FollowerMachine"]
 
@@ -182,15 +182,24 @@ class FollowerMachine:
         """Workers with a request that the order has not answered."""
         return sorted(w for w, each in self._unanswered.items() if isinstance(each, _ORDERED))
 
-    def unheard(self) -> list[WorkerRequest]:
-        """Unanswered requests that the leader has not told this server of, or that the leader alone answers.
-        The next leader deals with them as if they had just come."""
+    def unheard(self, queued: Steps) -> list[WorkerRequest]:
+        """Unanswered requests that the next leader deals with as if they had just come: those that the leader has
+        not told this server of, those that the leader alone answers, and pulls whose answer it has not ordered.
+        (What else the leader has told of is in the decider, and is answered by it.)
+
+        Args:
+            queued: steps that this server has not executed yet.
+        """
         assert self.standby is not None
         heard = self.standby.decider.roster.requests
+        steps = (*queued, *self.standby.held)
+        answered = {step.worker for step in steps if isinstance(step, AdmitStep)}
         return [
             request
             for worker, request in sorted(self._unanswered.items())
-            if not isinstance(request, _ORDERED) or request.number > heard.get(worker, 0)
+            if not isinstance(request, _ORDERED)
+            or request.number > heard.get(worker, 0)
+            or (isinstance(request, PullRequest) and worker not in answered)
         ]
 
     def last_ordered_placement(self, queued: Steps) -> Placement:

@@ -364,10 +364,10 @@ class LeadMachine:
         """A request that the order answers."""
         worker, waits = request.worker, self.waits
         waits.heard_at[worker] = now
+        if request.ready:  # first: followers hear of the request together with what follows from it
+            self._hear_ready(worker, request.ready)
         waits.owed.add(worker)
         self.order.happen(Heard(worker, request.number))
-        if request.ready:
-            self._hear_ready(worker, request.ready)
 
     def _hear_ready(self, worker: int, number: int) -> None:
         """A worker may say that it is ready for the placement to come."""
