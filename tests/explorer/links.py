@@ -13,7 +13,15 @@ from paceline.comm.frames import Body
 from paceline.exceptions import LinkError
 from tests.explorer.model import END, Message, Output, Pid, message
 
-__all__ = ["Blocked", "ExploredCarrier", "ExploredLane", "ExploredLink", "ExploredMemory", "Surroundings", "reach"]
+__all__ = [
+    "Blocked",
+    "ExploredCarrier",
+    "ExploredLane",
+    "ExploredLink",
+    "ExploredMemory",
+    "Surroundings",
+    "reach",
+]
 
 
 class Blocked(Exception):

@@ -199,9 +199,12 @@ def replay(world: World, trace: list[int]) -> Iterator[tuple[Event, list[str]]]:
             except Broken:
                 yield event, []
                 raise
-            yield event, [
-                f"{source} → {to}: {' '.join(each.kind for each in messages)}"
-                for source, to, messages in state.channels
-            ]
+            yield (
+                event,
+                [
+                    f"{source} → {to}: {' '.join(each.kind for each in messages)}"
+                    for source, to, messages in state.channels
+                ],
+            )
         if not explored.events(state):
             explored.check_stuck(state)

@@ -31,7 +31,15 @@ from paceline.core.server.present import Present
 from paceline.core.server.standby import Standby, records_to_json
 from paceline.core.server.start_gate import StartGate
 from paceline.core.server.worker_requests import AssignRequest, PushRequest
-from paceline.core.steps import AdmitStep, ApplyStep, ModeStep, ReduceStep, Steps, steps_from_json, steps_to_json
+from paceline.core.steps import (
+    AdmitStep,
+    ApplyStep,
+    ModeStep,
+    ReduceStep,
+    Steps,
+    steps_from_json,
+    steps_to_json,
+)
 from paceline.core.totals import Applied
 from paceline.ps.worker_frames import LEADER_ONLY, account_events, read_request
 from tests.explorer.checks import check_bounds, check_update
@@ -328,13 +336,12 @@ class ServerModel:
         self._peer(source)
         return _Known(source.rank, source.incarnation)
 
-    def _worker_left(
-        self, rank: int, peer: Peer, *, finished: bool, told: Iterable[Event] = ()
-    ) -> None:
+    def _worker_left(self, rank: int, peer: Peer, *, finished: bool, told: Iterable[Event] = ()) -> None:
         if self.follower is not None:
             self.follower.left(rank, peer.incarnation, finished=finished)
         if self.shard.peers.get(rank) is peer:
             del self.shard.peers[rank]
+        self.shard.departures.gone(rank, peer.incarnation)
         self._advance()
         if self.lead is not None:
             self._follow(self.lead.left(rank, peer.incarnation, 0.0, finished=finished, told=told))
@@ -627,7 +634,9 @@ class ServerModel:
         elif received == END:
             self.leader = None
             if not follower.leader_lost(0.0):
-                self._send(CONTROLLER, "FAILED", cause="lost link", error="LinkError", message="lost the lead")
+                self._send(
+                    CONTROLLER, "FAILED", cause="lost link", error="LinkError", message="lost the lead"
+                )
         elif received.kind == "ADOPT":
             self._adopt(Placement.from_json(body["placement"]))
         elif received.kind == "ORDER":

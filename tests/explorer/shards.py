@@ -12,6 +12,7 @@ from typing import Any, assert_never
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.modes.lbfgs import Answer, num_answers
 from paceline.core.placement import Placement
+from paceline.core.server.departures import Departures
 from paceline.core.server.slice_transfers import SliceTransfers
 from paceline.core.server.step_needs import can_execute
 from paceline.core.steps import (
@@ -96,6 +97,7 @@ class Shard:
     sum: frozenset[Entry] = frozenset()
     """Sandblaster: what is in the sum of the epoch."""
     transfers: "SliceTransfers[Contents]" = field(default_factory=SliceTransfers)
+    departures: Departures = field(default_factory=Departures)
     dropped: set[PushId] = field(default_factory=set)
 
     def receive(self, push: PushId, pushed: Pushed) -> None:
@@ -135,13 +137,14 @@ class Shard:
     def _one(self, step: Step, admit: Callable[[int, AdmitStep], None]) -> Iterator[tuple[str, Any]]:
         match step:
             case AdmitStep(worker, version):
-                if worker in self.peers:
+                if worker in self.peers and self.departures.answers_present(worker):
                     self._check_version(version)
                     admit(worker, step)
             case DropStep(push):
                 self.pushed.pop(push, None)
                 self.dropped.add(push)
             case LeaveStep(worker, incarnation):
+                self.departures.left(worker, incarnation)
                 for push in [p for p in self.pushed if (p.worker, p.incarnation) == (worker, incarnation)]:
                     if not self.pushed[push].held:
                         del self.pushed[push]
@@ -194,7 +197,9 @@ class Shard:
     def _check_version(self, version: int) -> None:
         for i in self.placement.owned(self.rank):
             if self.contents[i].version != version:
-                raise Broken(f"server:{self.rank} has slice {i} at version {self.contents[i].version}, not {version}")
+                raise Broken(
+                    f"server:{self.rank} has slice {i} at version {self.contents[i].version}, not {version}"
+                )
 
     def _entries(self, pushes: tuple[Any, ...]) -> list[Entry]:
         found: list[Entry] = []
@@ -203,7 +208,9 @@ class Shard:
             name = PushId(*push[:3])
             pushed = self.pushed.pop(name, None)
             if pushed is None:
-                raise Broken(f"server:{self.rank} executes an update without the push {tuple(name)}, which never came")
+                raise Broken(
+                    f"server:{self.rank} executes an update without the push {tuple(name)}, which never came"
+                )
             held = self.placement.held(self.rank)
             if spec.spare is not None and held and pushed.read_version != self.contents[held[0]].version:
                 raise Broken(

@@ -85,7 +85,11 @@ class _Walk:
         values = vars(obj) if hasattr(obj, "__dict__") else _slots_of(obj)
         return (
             type(obj).__name__,
-            *[(name, self.of(values[name], ordered=name in _ORDERED)) for name in sorted(values) if name not in _UNREAD],
+            *[
+                (name, self.of(values[name], ordered=name in _ORDERED))
+                for name in sorted(values)
+                if name not in _UNREAD
+            ],
         )
 
 

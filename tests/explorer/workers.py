@@ -191,7 +191,10 @@ class Script:
         if covered:
             body["leases"] = [number for number, _ in covered]
         self.fetched_ago += mode.push_every
-        fetch = not (mode.needs_memory or mode.serverless or mode.by_epoch) and self.fetched_ago >= mode.fetch_every
+        fetch = (
+            not (mode.needs_memory or mode.serverless or mode.by_epoch)
+            and self.fetched_ago >= mode.fetch_every
+        )
         if fetch:
             self.fetched_ago = 0
         if mode.serverless:

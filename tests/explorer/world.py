@@ -330,7 +330,9 @@ class Explored:
                 continue
             heard = each.takes_part and pid in lead.followers
             if heard and each.knows is not None and each.knows != lead.knows:
-                raise Broken(f"{pid} has heard all that {each.leader} said, and its decider knows something else")
+                raise Broken(
+                    f"{pid} has heard all that {each.leader} said, and its decider knows something else"
+                )
 
     def _check_end(self, state: State) -> None:
         """Every sample is applied exactly once, and nothing that was acknowledged is lost."""
@@ -338,7 +340,10 @@ class Explored:
             raise Broken("the run ends without a checkpoint")
         saved = state.disk.body
         wanted = set(range(self.world.batches * self.world.epochs))
-        held = {f"slice {i} of the last checkpoint": each for i, each in contents_from_json(saved["contents"]).items()}
+        held = {
+            f"slice {i} of the last checkpoint": each
+            for i, each in contents_from_json(saved["contents"]).items()
+        }
         dropped: set[tuple[int, ...]] = set()
         for pid, number in state.processes:
             server: ServerModel = copy_of(self._packed[number])
@@ -351,9 +356,13 @@ class Explored:
             names = {each[:3] for each in content.pushes}
             applied = {at for each in content.pushes for at in each[3]}
             if applied != wanted and self.world.max_updates is None:
-                raise Broken(f"at the end {where} is made of the samples {sorted(applied)} of {sorted(wanted)}")
+                raise Broken(
+                    f"at the end {where} is made of the samples {sorted(applied)} of {sorted(wanted)}"
+                )
             if wrong := state.unapplied & names:
-                raise Broken(f"the pushes {sorted(wrong)} are applied, and their workers were told that they are not")
+                raise Broken(
+                    f"the pushes {sorted(wrong)} are applied, and their workers were told that they are not"
+                )
             lost = state.acknowledged - names - dropped
             if lost and (self.world.replicas or not state.crashes):
                 raise Broken(f"at the end {where} lacks the pushes {sorted(lost)}, which were acknowledged")

@@ -368,7 +368,8 @@ class RunMachine:
             RunState.FINISHING,
             RunState.STOPPING,
         )
-        copies = min(self._replicas, self._num_servers - 1)
+        # A server that hands over its slices may hold none of them any more.
+        copies = min(self._replicas, len(self.serving) - 1)
         enough = self._covered and len(self._missing | {rank}) <= copies
         return going_on and enough and self._used < self._max_restarts
 

@@ -18,6 +18,7 @@ from paceline.comm.fence import Fence
 from paceline.comm.frames import field
 from paceline.comm.protection import protection
 from paceline.core.modes import PushId, parse_mode, parse_schedule
+from paceline.core.server.departures import Departures
 from paceline.core.server.slice_transfers import SliceTransfers
 from paceline.core.server.step_needs import can_execute
 from paceline.core.steps import (
@@ -130,6 +131,8 @@ class Executor:
         self._faults = faults
         self._spans = spans
         self._reduce_settings: Any = None
+        self.departures = Departures()
+        """Processes of workers that are gone here, and still in the order."""
         self._transfers: SliceTransfers[dict[str, Tensor]] = SliceTransfers()
         self._outcomes: list[Outcome] = []
         """Of the present step."""
@@ -269,6 +272,7 @@ class Executor:
             case DropStep(push):
                 self.pushed.pop(push, None)
             case LeaveStep(worker, incarnation):
+                self.departures.left(worker, incarnation)
                 self._forget(worker, incarnation)
             case ModeStep(text):
                 self._change_mode(text)
@@ -464,7 +468,7 @@ class Executor:
         copies: list[Copy] = []
         for worker, version, keep in admits:
             peer = self.peers.get(worker)
-            if peer is None:
+            if peer is None or not self.departures.answers_present(worker):
                 continue
             body = admit_body(worker, version)
             if peer.told != self.placement.number:

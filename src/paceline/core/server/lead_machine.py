@@ -72,7 +72,7 @@ from paceline.core.server.worker_requests import (
     VoteRequest,
     WorkerRequest,
 )
-from paceline.core.steps import Steps
+from paceline.core.steps import LeaveStep, Steps
 from paceline.core.totals import Applied
 
 __all__ = ["LEASES_AT_ONCE", "LeadMachine"]
@@ -226,7 +226,10 @@ class LeadMachine:
 
     def _join(self, workers: Iterable[int]) -> None:
         for worker in workers:
-            self._happen(Join(worker, self.present.attached[worker]))
+            incarnation = self.present.attached[worker]
+            self._happen(Join(worker, incarnation))
+            if incarnation:  # also of a process that only other servers have seen
+                self.order.append([LeaveStep(worker, incarnation - 1)])
             self._arrivals.append(worker)
         self._end_if_asked()
 

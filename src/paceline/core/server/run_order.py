@@ -135,5 +135,7 @@ class RunOrder:
             ruling = self.happen(Answered(tuple(map(tuple, parts))))
             # Answers that were held come with the parameters that follow now.
             version = self.decider.version
-            admits = [each._replace(version=version) if isinstance(each, AdmitStep) else each for each in held]
+            admits = [
+                each._replace(version=version) if isinstance(each, AdmitStep) else each for each in held
+            ]
             self.append([*ruling.steps, *admits])
