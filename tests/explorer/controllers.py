@@ -54,6 +54,8 @@ class ControllerModel:
         """The run begins."""
         self.outputs = []
         self._start(self.machine.begin())
+        if self.world.shrinks:
+            self._carry_out(self.machine.scale_servers(self.world.servers - 1))
         return self.outputs
 
     def _start(self, launches: list[Decision]) -> None:
@@ -88,6 +90,10 @@ class ControllerModel:
                 self.connected.discard(source)
                 self.joined.discard(source)
                 ending = ProcessEnd(Cause.CRASHED, "was killed")
+                self._carry_out(machine.exited(role, source.rank, source.incarnation, ending))
+            case "EXITED":
+                self.connected.discard(source)
+                ending = ProcessEnd(Cause.EXITED, "ended")
                 self._carry_out(machine.exited(role, source.rank, source.incarnation, ending))
             case "READY":
                 self.connected.add(source)

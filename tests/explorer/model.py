@@ -86,8 +86,8 @@ class World(NamedTuple):
     groups: tuple[tuple[int, ...], ...] = ()
     compress: str = "none"
     max_updates: int | None = None
-    leaving: int | None = None
-    """A server that the controller asks to leave."""
+    shrinks: bool = False
+    """The user asks for a server less."""
     started: bool = True
     """The world begins when all workers have joined; else with the start of their processes."""
 

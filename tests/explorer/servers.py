@@ -186,8 +186,6 @@ class ServerModel:
         lead.adopt(layout, placement, 1)
         for rank in range(1, self.world.servers):
             lead.server_adopted(rank)
-        if self.world.leaving is not None:
-            self._follow(lead.let_server_go(self.world.leaving))
 
     @property
     def decider(self) -> Decider | None:

@@ -279,6 +279,8 @@ class Explored:
             elif do == "kill":
                 if to in draft.processes:
                     self._end(draft, to, died=sent.kind == "KILL")
+                    if sent.kind == "STOP":
+                        draft.put(to, CONTROLLER, message("EXITED"))
             elif do == "exit":
                 self._end(draft, pid, died=False)
             elif do == "restart":
