@@ -21,7 +21,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--mode", metavar="MODE", help=f"worlds of this mode only: {', '.join(MODES)}")
-    parser.add_argument("--cap", type=int, default=2_000, metavar="N", help="states of a world, at most; 2,000")
+    parser.add_argument(
+        "--cap", type=int, default=2_000, metavar="N", help="states of a world, at most; 2,000"
+    )
     parser.add_argument("--walks", type=int, default=10, metavar="N", help="random walks beyond the cap; 10")
     parser.add_argument("--world", metavar="JSON", help="this world only, as a fault's line has it")
     parser.add_argument("--trace", metavar="JSON", help="with --world: run these events again, and show them")

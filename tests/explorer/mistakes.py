@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from paceline.core.fates import Fates
 from paceline.core.leases import LeaseBook
-from paceline.core.modes import Clocks, Drop, Hold, Machine, Rounds, WholeEpochs
+from paceline.core.modes import Admit, Clocks, Drop, Hold, Machine, Rounds, WholeEpochs
 from paceline.core.placement_changes import PlacementChanges
 from paceline.core.rows import Groups
 from paceline.core.sequencer import OrderLog, Sequenced, Sequencer
@@ -104,12 +104,8 @@ def held_by_few(right: Any) -> Any:
     return flush
 
 
-def kept_pending(right: Any) -> Any:
-    def take_over(self: Any) -> Any:
-        self._held.clear()
-        return right(self)
-
-    return take_over
+def admits_nobody(right: Any) -> Any:
+    return lambda self: [each for each in right(self) if not isinstance(each, Admit)]
 
 
 def accepts_all(right: Any) -> Any:
@@ -245,11 +241,13 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "eamsgd: a worker is forgotten": Mistake(Machine, "_admit", not_admitted, World("eamsgd:1", batches=4)),
     "local: a round waits for workers that rest": Mistake(
-        Machine, "rested", waits_for_the_resting, World("local:2", batches=3)
+        Machine, "rested", waits_for_the_resting, World("local:2", batches=5)
     ),
     "diloco: an update lacks a worker": Mistake(Rounds, "_settle", one_short, World("diloco:2", batches=4)),
     "hogwild: a worker is forgotten": Mistake(Machine, "_admit", not_admitted, World("hogwild", batches=4)),
-    "dogwild: pushes are applied twice": Mistake(Clocks, "_flush", applied_twice, World("dogwild", batches=4)),
+    "dogwild: pushes are applied twice": Mistake(
+        Clocks, "_flush", applied_twice, World("dogwild", batches=4)
+    ),
     "allreduce: members stand for themselves": Mistake(
         Groups, "speaks", constant(True), World("allreduce", servers=1, batches=4, groups=((0, 1),))
     ),
@@ -259,8 +257,8 @@ MISTAKES: dict[str, Mistake] = {
     "sandblaster: pushes are dropped": Mistake(
         WholeEpochs, "_accept", accepts_all, World("sandblaster", batches=3)
     ),
-    "a switch of mode loses pushes that are held": Mistake(
-        Rounds, "take_over", kept_pending, World("asp+quorum=2", batches=4, schedule=("1=bsp",))
+    "a switch of mode forgets workers that wait": Mistake(
+        Clocks, "take_over", admits_nobody, World("ssp:0", batches=4, schedule=("1=asp",))
     ),
     # the order
     "second halves are not waited for": Mistake(Sequencer, "order", nothing_held, _CLIPPED),
@@ -288,8 +286,12 @@ MISTAKES: dict[str, Mistake] = {
         FollowerMachine, "unheard", constant([]), _REPLICAS, walks=100
     ),
     "catch-up: a follower lacks a step": Mistake(OrderLog, "since", one_step_less, _THREE, walks=300),
-    "replay: a follower misses an event": Mistake(Standby, "hear", event_lost, World("asp", batches=2, replicas=1)),
-    "replay: events are not sent": Mistake(RunOrder, "forward", told_at_once, World("asp", batches=2, replicas=1)),
+    "replay: a follower misses an event": Mistake(
+        Standby, "hear", event_lost, World("asp", batches=2, replicas=1)
+    ),
+    "replay: events are not sent": Mistake(
+        RunOrder, "forward", told_at_once, World("asp", batches=2, replicas=1)
+    ),
     "leases: those of a dead worker are lost": Mistake(
         LeaseBook, "left", keeps_leases, World("asp", servers=1, batches=2, crashes=1, victims="w"), walks=100
     ),
@@ -305,4 +307,3 @@ MISTAKES: dict[str, Mistake] = {
     ),
 }
 """By name."""
-

@@ -18,8 +18,10 @@ from tests.explorer.world import Event, Explored, State
 
 __all__ = ["Result", "explore", "replay"]
 
-_LONGEST = 2_000
+_LONGEST = 1_000
 """Events of a walk after which a run that does not end is a fault."""
+_SHORTENED = 250
+"""Longer traces are not shortened: it takes as many walks as a trace has events, and more."""
 
 
 @dataclass
@@ -132,7 +134,7 @@ def _walk(explored: Explored, result: Result, walks: int, seed: int) -> None:
             explored.check_stuck(state)
         except Broken as broken:
             result.fault = str(broken)
-            result.trace = _shortened(explored, first, trace)
+            result.trace = _shortened(explored, first, trace) if len(trace) < _SHORTENED else trace
             return
         result.walks += 1
         result.ends += 1

@@ -57,6 +57,8 @@ class Script:
         """Leases that are granted and not read: their numbers, and the samples."""
         self.unsent: list[tuple[int, list[int]]] = []
         """Those that are read, and that no push has covered."""
+        self.looked = False
+        """Whether it has just found no lease, with steps that no push has covered."""
         self.fetched_ago = 0
         self.made = 0
         """Steps, without a loader."""
@@ -116,18 +118,26 @@ class Script:
         if self.epoch >= world.epochs:
             self.stage = "finish"
 
+    def _flush(self) -> None:
+        """Push the steps that no push has covered."""
+        covered, self.unsent, self.stage = self.unsent, [], "take"
+        self._push(covered)
+        self.looked = False
+
     # --- the loop ---------------------------------------------------------------------------------
 
     def _take(self) -> None:
         """See LeasedData.take."""
         client, world = self.client, self.world
         assert client is not None
-        if self.mode.local and self.unsent:
-            self._push(self.unsent)
-            self.unsent = []
-            return
         carry = [number for number, _ in self.unsent]
-        grant = client.take(self.epoch, 1, wait=True, carry=carry)
+        # Nothing waits for a push of the next epoch: what is unsent is pushed before a worker rests.
+        flushes = self.mode.local and bool(self.unsent) and not self.looked
+        grant = client.take(self.epoch, 1, wait=not flushes, carry=() if flushes else carry)
+        self.looked = flushes and not grant.leases
+        if self.looked:
+            self.stage = "flush"
+            return
         self._after(save=grant.save)
         if self.stage != "take":
             return
