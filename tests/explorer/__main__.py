@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from tests.explorer.search import Result, explore, replay
 from tests.explorer.worlds import MODES, worlds
 
 
-def main() -> None:
-    """Explore what was asked for; exit 1 if a property does not hold."""
+def main(given: Sequence[str] | None = None) -> int:
+    """Explore what was asked for. Returns 1 if a property does not hold."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.explorer",
         description=tests.explorer.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--mode", metavar="MODE", help=f"worlds of this mode only: {', '.join(MODES)}")
+    parser.add_argument(
+        "--options", type=int, default=9, metavar="N", help="worlds with N unusual options at most; all"
+    )
     parser.add_argument(
         "--cap", type=int, default=2_000, metavar="N", help="states of a world, at most; 2,000"
     )
@@ -29,16 +33,16 @@ def main() -> None:
     parser.add_argument("--trace", metavar="JSON", help="with --world: run these events again, and show them")
     parser.add_argument("--mistake", choices=sorted(MISTAKES), help="make this mistake on purpose")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen of each world")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     if args.mode is not None and args.mode not in MODES:
         parser.error(f"--mode {args.mode}: give one of {', '.join(MODES)}")
     mistake = MISTAKES.get(args.mistake)
-    chosen = [_world(args.world)] if args.world else [*worlds(args.mode)]
+    chosen = [_world(args.world)] if args.world else [*worlds(args.mode, at_once=args.options)]
     if mistake is not None:
         chosen = chosen if args.world else [mistake.world]
         with mistake.made():
-            sys.exit(_run(chosen, args))
-    sys.exit(_run(chosen, args))
+            return _run(chosen, args)
+    return _run(chosen, args)
 
 
 def _run(chosen: list[World], args: argparse.Namespace) -> int:
@@ -52,15 +56,15 @@ def _run(chosen: list[World], args: argparse.Namespace) -> int:
         if result.fault is not None:
             _show(world, result.trace)
             again = f"--world '{json.dumps(world._asdict())}' --trace '{json.dumps(result.trace)}'"
-            mistake = f" --mistake {args.mistake}" if args.mistake else ""
+            mistake = f" --mistake '{args.mistake}'" if args.mistake else ""
             print(f"  again: python -m tests.explorer {again}{mistake}")
     failed = [result for result in results if result.fault is not None]
     states = sum(result.states for result in results)
     transitions = sum(result.transitions for result in results)
     exhausted = sum(result.exhausted for result in results)
     print(
-        f"{len(results)} worlds, {exhausted} of them exhausted: {states:,} states, {transitions:,} transitions; "
-        f"{len(failed)} with a fault"
+        f"{len(results)} worlds, {exhausted} of them exhausted: {states:,} states, "
+        f"{transitions:,} transitions; {len(failed)} with a fault"
     )
     if args.json is not None:
         args.json.write_text(json.dumps([_facts(result) for result in results], indent=1) + "\n")
@@ -105,4 +109,4 @@ def _show(world: World, trace: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

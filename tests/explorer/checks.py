@@ -9,7 +9,8 @@ __all__ = ["check_bounds", "check_update"]
 
 
 def check_bounds(decider: Decider) -> None:
-    """After every event: no worker that computes leads the slowest by more than the mode allows; drops are few."""
+    """After every event: no worker that computes leads the slowest by more than the mode allows; drops are
+    few."""
     mode, machine = decider.mode, decider.machine
     if not isinstance(machine, Clocks | Rounds):
         return
@@ -18,7 +19,8 @@ def check_bounds(decider: Decider) -> None:
     for worker in active - machine.waiting.keys():
         if mode.bound is not None and mode.spare is None and clocks[worker] - slowest > mode.bound:
             raise Broken(
-                f"in {mode} worker:{worker} computes at clock {clocks[worker]}, and the slowest is at {slowest}"
+                f"in {mode} worker:{worker} computes at clock {clocks[worker]}, and the slowest is at "
+                f"{slowest}"
             )
     if mode.spare is not None and not decider.totals.dropped <= (mode.spare + 2) * (decider.version + 1):
         raise Broken(f"in {mode} {decider.totals.dropped} pushes were dropped by version {decider.version}")

@@ -1,4 +1,5 @@
-"""The controller of a world: the core's RunMachine, and what `control/controller.py` does about its decisions."""
+"""The controller of a world: the core's RunMachine, and what `control/controller.py` does about its
+decisions."""
 
 from typing import assert_never
 
@@ -77,7 +78,8 @@ class ControllerModel:
         self.outputs.append(Output(to, message(kind, **body)))
 
     def handle(self, source: Pid | None, received: Message) -> list[Output]:
-        """A message of a role, or the end of its process; without a source, a lost link has had no other cause."""
+        """A message of a role, or the end of its process; without a source, a lost link has had no other
+        cause."""
         self.outputs = []
         if source is None:
             self.waits_for_cause = False

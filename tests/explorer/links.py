@@ -1,7 +1,8 @@
 """What a worker's real code is given in the place of sockets: links whose answers the explorer chooses.
 
 A blocking call whose answer has not come raises `Blocked`. The explorer runs the operation again from its
-beginning when one more answer is known, so every state of a worker is an operation and the answers to it so far.
+beginning when one more answer is known, so every state of a worker is an operation and the answers to it so
+far.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Deliberate mistakes in the core: one for each mode and each rule of the order. The explorer must find them all."""
+"""Deliberate mistakes in the core: one for each mode and each rule of the order. The explorer must find
+them all."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

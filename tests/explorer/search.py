@@ -1,6 +1,7 @@
 """Sees the states of a world: breadth first up to a cap, and beyond it along random walks to the end.
 
-Breadth first, the first trace to a fault is a shortest one. A fault that a walk finds has its trace shortened.
+Breadth first, the first trace to a fault is a shortest one. A fault that a walk finds has its trace
+shortened.
 """
 
 import collections
@@ -50,8 +51,8 @@ class Result:
         else:
             seen = f"cap hit; {self.walks} walks to the end"
         return (
-            f"{self.world}: {self.states:,} states, {self.transitions:,} transitions, {self.ends:,} ends, {seen} "
-            f"({self.seconds:.1f} s)"
+            f"{self.world}: {self.states:,} states, {self.transitions:,} transitions, {self.ends:,} ends, "
+            f"{seen} ({self.seconds:.1f} s)"
         )
 
 
@@ -190,7 +191,8 @@ def _fault_of(explored: Explored, state: State, events: list[Event]) -> int | No
 
 
 def replay(world: World, trace: list[int]) -> Iterator[tuple[Event, list[str]]]:
-    """Run a trace again: each event, and the messages on their way after it. Raises Broken where the fault is."""
+    """Run a trace again: each event, and the messages on their way after it. Raises Broken where the fault
+    is."""
     explored = Explored(world)
     with explored_links():
         state = explored.first()

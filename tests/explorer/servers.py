@@ -1,4 +1,5 @@
-"""A server of a world: the core's LeadMachine or FollowerMachine, and what `ps/leader.py` and `ps/follower.py` do.
+"""A server of a world: the core's LeadMachine or FollowerMachine, and what `ps/leader.py` and
+`ps/follower.py` do.
 
 Those two read frames, tell the machine what they mean, and perform what it decides. So does this one, with
 messages instead of sockets and a Shard instead of memory.
@@ -17,7 +18,7 @@ from paceline.core.descent import Descent
 from paceline.core.events import Event, events_from_json, events_to_json
 from paceline.core.layout import Layout, TensorInfo
 from paceline.core.leases import LeaseBook
-from paceline.core.modes import PushId, parse_mode, parse_schedule
+from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.modes.lbfgs import Lbfgs
 from paceline.core.placement import Placement
 from paceline.core.sequencer import OrderLog
@@ -553,8 +554,8 @@ class ServerModel:
         samples = sum(len(each[3]) for each in contents[0][2])
         if self.world.batches and not parse_mode(self.shard.mode).by_epoch and samples != lead["samples"]:
             raise Broken(
-                f"the checkpoint of version {files['version']} has parameters of {samples} samples, and its leases "
-                f"say {lead['samples']}"
+                f"the checkpoint of version {files['version']} has parameters of {samples} samples, and its "
+                f"leases say {lead['samples']}"
             )
         self.outputs.append(Output(None, message("DISK", lead=lead, contents=contents), do="commit"))
 

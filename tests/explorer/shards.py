@@ -1,7 +1,7 @@
 """Shard: what a server holds and has queued, with sets of pushes in the place of tensors.
 
-It follows `ps/executor.py` line by line where that has tensors; whether a step can be executed, and which slices
-change hands, is decided by the core (`step_needs`, `slice_transfers`), as it is there.
+It follows `ps/executor.py` line by line where that has tensors; whether a step can be executed, and which
+slices change hands, is decided by the core (`step_needs`, `slice_transfers`), as it is there.
 """
 
 import collections
@@ -113,26 +113,24 @@ class Shard:
     def execute(self, admit: Callable[[int, AdmitStep], None]) -> Iterator[tuple[str, Any]]:
         """Execute what is due. Yields what follows from it, as (what, facts)."""
         while self.queue:
-            outcomes: list[tuple[str, Any]] = []
             step = self.queue[0]
+            if isinstance(step, PlaceStep):
+                yield from self._gifts(step.placement)
             ready = can_execute(
-                step,
-                pushes=self.pushed,
-                loads=(),
-                workers=self.peers,
-                has_slices=lambda placement: self._has_slices(placement, outcomes),
+                step, pushes=self.pushed, loads=(), workers=self.peers, has_slices=self._has_slices
             )
-            yield from outcomes
             if not ready:
                 return
             self.queue.popleft()
             yield from self._one(step, admit)
 
-    def _has_slices(self, placement: Placement, outcomes: list[tuple[str, Any]]) -> bool:
+    def _has_slices(self, placement: Placement) -> bool:
+        return self.transfers.complete(self.placement, placement, self.rank)
+
+    def _gifts(self, placement: Placement) -> Iterator[tuple[str, Any]]:
         for other, due in self.transfers.due(self.placement, placement, self.rank):
             slices = {i: Slice(self.contents[i].version, self.contents[i].pushes) for i in due}
-            outcomes.append(("slices", (other, placement.number, slices)))
-        return self.transfers.complete(self.placement, placement, self.rank)
+            yield "slices", (other, placement.number, slices)
 
     def _one(self, step: Step, admit: Callable[[int, AdmitStep], None]) -> Iterator[tuple[str, Any]]:
         match step:
@@ -214,8 +212,8 @@ class Shard:
             held = self.placement.held(self.rank)
             if spec.spare is not None and held and pushed.read_version != self.contents[held[0]].version:
                 raise Broken(
-                    f"in {self.mode} the push {tuple(name)} of version {pushed.read_version} makes an update of "
-                    f"version {self.contents[held[0]].version}"
+                    f"in {self.mode} the push {tuple(name)} of version {pushed.read_version} makes an "
+                    f"update of version {self.contents[held[0]].version}"
                 )
             found.append((*name, pushed.positions))
         return found

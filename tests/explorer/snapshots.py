@@ -39,8 +39,8 @@ def copy_of(data: bytes) -> Any:
 def canonical(obj: object) -> Any:
     """A hashable form that two objects share if they will do the same.
 
-    Sets and dicts are sorted, but for dicts whose order decides something. Objects that occur twice are written
-    once, so that a cycle ends.
+    Sets and dicts are sorted, but for dicts whose order decides something. Objects that occur twice are
+    written once, so that a cycle ends.
     """
     return _Walk().of(obj)
 

@@ -1,6 +1,7 @@
 """A worker of a world: a script whose exchanges are made by the real Client, DirectExchange and Placements.
 
-Between two exchanges a worker is its script's objects, packed. Within one it is those, and the answers so far.
+Between two exchanges a worker is its script's objects, packed. Within one it is those, and the answers so
+far.
 """
 
 from typing import Any

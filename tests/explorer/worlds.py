@@ -92,10 +92,17 @@ def _world(mode: str, options: dict[str, Any], crashes: int) -> World:
     )
 
 
-def worlds(mode: str | None = None) -> Iterator[World]:
-    """All worlds, or those of one mode."""
+def worlds(mode: str | None = None, *, at_once: int = len(OPTIONS)) -> Iterator[World]:
+    """All worlds, or those of one mode.
+
+    Args:
+        at_once: number of options that differ from what they usually are, at most.
+    """
     for each in MODES if mode is None else (mode,):
         for options in _combinations(each):
+            unusual = sum(value != OPTIONS[name][0] for name, value in options.items() if name != "groups")
+            if unusual > at_once:
+                continue
             for crashes in range(3):
                 yield _world(each, options, crashes)
         for replicas in (0, 1):

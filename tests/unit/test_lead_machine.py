@@ -286,8 +286,8 @@ def test_a_new_server_knows_which_requests_were_answered_without_it() -> None:
 
 
 def test_followers_hear_of_a_push_together_with_its_number() -> None:
-    """A push also makes its worker ready for a placement, which is ordered first. If followers knew the push's
-    number and not the push, and one of them led next, nobody would answer the worker."""
+    """A push also makes its worker ready for a placement, which is ordered first. If followers knew the
+    push's number and not the push, and one of them led next, nobody would answer the worker."""
     led = Led("asp", servers=2, replicas=1)
     led.do(led.machine.let_server_go(1))
     led.do(led.machine.request(PullRequest(1, 1, ready=1), 0.0))
@@ -299,7 +299,8 @@ def test_followers_hear_of_a_push_together_with_its_number() -> None:
 
 
 def test_a_worker_that_joins_while_slices_change_hands_is_told_of_their_new_servers() -> None:
-    """It pushes to the servers that it knows. One that it does not know would apply an update without its push."""
+    """It pushes to the servers that it knows. One that it does not know would apply an update without its
+    push."""
     led = Led("asp", servers=2, replicas=1)
     machine = led.machine
     machine.present.ordered = Placement(1, frozenset({0, 1, 2}), ((0, 2), (1, 0)))

@@ -42,7 +42,8 @@ def test_a_placement_waits_for_the_slices_that_change_hands() -> None:
 
 
 def test_answers_to_a_process_that_is_gone_are_not_for_the_next_one() -> None:
-    """The next one would take them for answers to its own requests, and push before its last push is applied."""
+    """The next one would take them for answers to its own requests, and push before its last push is
+    applied."""
     departures = Departures()
     assert departures.answers_present(0)
     departures.gone(0, 0)

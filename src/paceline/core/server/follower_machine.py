@@ -183,9 +183,9 @@ class FollowerMachine:
         return sorted(w for w, each in self._unanswered.items() if isinstance(each, _ORDERED))
 
     def unheard(self, queued: Steps) -> list[WorkerRequest]:
-        """Unanswered requests that the next leader deals with as if they had just come: those that the leader has
-        not told this server of, those that the leader alone answers, and pulls whose answer it has not ordered.
-        (What else the leader has told of is in the decider, and is answered by it.)
+        """Unanswered requests that the next leader deals with as if they had just come: those that the
+        leader has not told this server of, those that the leader alone answers, and pulls whose answer it
+        has not ordered. (What else the leader has told of is in the decider, and is answered by it.)
 
         Args:
             queued: steps that this server has not executed yet.

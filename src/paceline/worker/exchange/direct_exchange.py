@@ -138,8 +138,8 @@ class DirectExchange:
         return self.news.take_save()
 
     def get_ready(self) -> int:
-        """Before a request: settle, and get ready for the placement that is announced. Connects to servers that
-        came while this worker joined.
+        """Before a request: settle, and get ready for the placement that is announced. Connects to servers
+        that came while this worker joined.
 
         Returns:
             Its number, which the lead waits for; 0 if none is announced.

@@ -21,7 +21,8 @@ class Placements:
         self._addresses: dict[int, Address] = {}
         """Where servers are that this worker may have no link to."""
         self._unlinked = False
-        """Whether the present placement has servers that this worker has no link to: they came while it joined."""
+        """Whether the present placement has servers that this worker has no link to: they came while it
+        joined."""
         self._ready = 0
         """Its number, once this worker is ready for it."""
         self._absent: set[int] = set()
