@@ -106,6 +106,22 @@ def train_gpu(
     ]
 
 
+def train_lenet(*, workers: int, batch: int, rounds: int, device: str) -> list[float]:
+    """Train LeNet on drawn digits (scripts/lenet.py) in bsp, with one server.
+
+    Args:
+        batch: of each worker.
+        device: "cpu" or "cuda"; the script is the same.
+
+    Returns:
+        Mean seconds of an iteration in each round, of all workers.
+    """
+    settings: dict[str, Any] = {"device": device} if device != "cpu" else {}
+    reports = _run(*(SCRIPTS / "lenet.py", batch, rounds), workers=workers, servers=1, mode="bsp", **settings)
+    assert all(report["on_gpu"] == (device != "cpu") for report in reports), "it trained elsewhere"
+    return [seconds for report in reports for seconds in report["seconds"]]
+
+
 def blocks(
     model: str, variables: Sequence[str], *, batch: int, steps: int, block: int, **settings: Any
 ) -> list[float]:

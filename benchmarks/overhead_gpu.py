@@ -37,6 +37,7 @@ SIDES: dict[str, Side] = {
     **{f"{model}/plain": plain(model) for model in BATCH},
     **{f"{model}/1worker": our(model) for model in BATCH},
     **{f"{model}/1worker-asp": our(model, mode="asp") for model in ("resnet50", "gpt")},
+    "resnet18/1worker-no-spans": our("resnet18", spans=False),
     "resnet50/host-overlap": our("resnet50", server_device="cpu", overlap=True),
     "resnet50/host": our("resnet50", server_device="cpu"),
     **{
@@ -71,6 +72,9 @@ CASES = [
     case("gpt/2workers-bsp", 0.90),
     case("gpt/2workers-asp", None),
     case("resnet50/2workers-bsp", 1.0, "resnet50/ddp-2"),
+    case(
+        "resnet18/1worker", 0.99, "resnet18/1worker-no-spans"
+    ),  # what recording costs, the device's lane too
 ]
 
 

@@ -3,8 +3,9 @@
     python -m benchmarks.table            say which tables differ from the published figures
     python -m benchmarks.table --write    write them anew
 
-A published file is the one that `python -m benchmarks.NAME --json FILE` writes.
-A table stands between `<!-- figures: NAME -->` and `<!-- end -->`.
+A published file is the one that `python -m benchmarks.NAME --json FILE` writes; those of a machine with a GPU
+lie in published/gpu. A table stands between `<!-- figures: NAME -->` and `<!-- end -->`. One of a GPU that is
+not published yet says so.
 """
 
 import argparse
@@ -19,6 +20,8 @@ PUBLISHED = Path(__file__).parent / "published"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
+FROM_A_GPU = ("overhead_gpu", "paper2_gpu")
+"""Benchmarks that need a CUDA device: their figures may not be published yet."""
 README = (
     ("push + update + pull of 47 MB, parameters read in place (bsp)", "exchange", "resnet18/shm-bsp/floor"),
     ("the same, parameters copied out (asp)", "exchange", "resnet18/shm/torch-rpc-tuned"),
@@ -49,19 +52,29 @@ PEERS = {
 
 def published() -> dict[str, dict[str, Any]]:
     """What is published, by the benchmark's name."""
-    found = (json.loads(file.read_text()) for file in sorted(PUBLISHED.glob("*.json")))
+    files = [*PUBLISHED.glob("*.json"), *(PUBLISHED / "gpu").glob("*.json")]
+    found = (json.loads(file.read_text()) for file in sorted(files))
     return {each["benchmark"]: each for each in found}
 
 
 def table(name: str, results: dict[str, dict[str, Any]]) -> str:
     """The table `name`: a benchmark's own, or `readme`."""
+    if name in FROM_A_GPU and name not in results:
+        return f"No figures of `{name}` are published yet: they need a machine with a GPU.\n"
+    head = _made_by(results[name]) if name in FROM_A_GPU else ""
     lines = _readme_lines(results) if name == "readme" else _lines(results[name]["rows"])
-    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+    return head + "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
 
 
 def with_tables(text: str, results: dict[str, dict[str, Any]]) -> str:
     """A page with all its tables made anew."""
     return BLOCK.sub(lambda block: block[1] + table(block[2], results) + block[3], text)
+
+
+def _made_by(result: dict[str, Any]) -> str:
+    """How and where: these come from another machine than the rest of the page."""
+    machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    return f"`{result['command']}`, {result['date'][:16].replace('T', ' ')} UTC, {machine}.\n\n"
 
 
 def _lines(rows: list[dict[str, Any]]) -> list[list[str]]:

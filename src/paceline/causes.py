@@ -26,7 +26,8 @@ class Cause(Enum):
     NO_RESOURCES = "no resources"
     """The system refused something else: file descriptors, processes, room on a disk, a network."""
     DEVICE = "device error"
-    """The GPU failed."""
+    """The GPU failed, or a kernel on it. The process cannot use it any more; another one can. A script's own
+    mistake (a label that is out of range) comes again at the same step, and then fails the run."""
     LOST_LINK = "lost link"
     """It lost its connection to another role, whose end is probably the cause."""
     EXITED = "exited"
@@ -66,6 +67,10 @@ _NO_RESOURCES = (
     "can't start new thread",
 )
 _DEVICE = (
+    "device-side assert triggered",
+    "illegal memory access was encountered",
+    "illegal instruction was encountered",
+    "misaligned address",
     "unspecified launch failure",
     "uncorrectable ECC error",
     "CUDA error: unknown error",
@@ -105,7 +110,8 @@ def _own_cause(error: BaseException) -> Cause:
     # By the names of its classes: torch is not imported here, and other libraries never are.
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, exceptions.LinkError):
-        return Cause.LOST_LINK
+        # A device that failed is often met first where work is handed to it for another process.
+        return Cause.DEVICE if _cause_in(str(error)) is Cause.DEVICE else Cause.LOST_LINK
     if isinstance(error, exceptions.PacelineError):
         return Cause.USER_ERROR
     if isinstance(error, MemoryError) or "OutOfMemoryError" in names:

@@ -35,6 +35,7 @@ from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.inline_link import InlineLink
 from paceline.worker.exchange.link_carrier import LinkCarrier
+from paceline.worker.exchange.mirrored_link import MirroredLink
 from paceline.worker.exchange.shared_link import SharedLink
 from tests.links import linked, open_descriptors
 
@@ -55,6 +56,9 @@ class CarrierKind:
     shares: bool = False
     """The worker maps the server's memory."""
     device: Callable[[], SharedDevice] | None = None
+    """The server's memory is there."""
+    mirrors: Callable[[], SharedDevice] | None = None
+    """The worker copies slices between it and the memory that the server sees."""
 
     @property
     def all_owned(self) -> bool:
@@ -68,13 +72,28 @@ def cuda_device() -> SharedDevice:
     return CudaDevice(torch.device("cuda"))
 
 
+@contextmanager
+def own_queue(kind: "CarrierKind") -> Iterator[None]:
+    """Give a GPU its work in another queue than the rest of this process does, as another process would; wait
+    until that is done."""
+    if cuda_device not in (kind.device, kind.mirrors):
+        yield
+        return
+    mine = torch.cuda.Stream()
+    with torch.cuda.stream(mine):
+        yield
+    mine.synchronize()
+
+
 KINDS = [
     CarrierKind("inline over TCP", "asp", "tcp", inline=True),
     CarrierKind("inline over a unix socket", "bsp", inline=True),
     CarrierKind("shared memory", "asp"),
     CarrierKind("shared, in place", "bsp", shares=True),
+    CarrierKind("mirrored", "asp", mirrors=HostDevice),
     CarrierKind("device", "asp", device=HostDevice),
     CarrierKind("device, in place", "bsp", device=HostDevice),
+    CarrierKind("CUDA, mirrored", "asp", mirrors=cuda_device),
     CarrierKind("CUDA", "asp", device=cuda_device),
     CarrierKind("CUDA, in place", "bsp", device=cuda_device),
 ]
@@ -136,6 +155,8 @@ class Run:
             shared = self.region if kind.shares else None
             self.memory = here = ExchangeMemory(self.layout, shared, may_share=kind.shares)
             self.link = InlineLink(near, 0, here, Transfer(), None) if kind.inline else SharedLink(here)
+            if kind.mirrors is not None:
+                self.link = MirroredLink(near, here, kind.mirrors())
         self.fill(lambda i: float(i + 1))
         self.link.arrange(self.layout.slices, owned)
         self.came: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
@@ -198,6 +219,9 @@ class Run:
         assert frame.kind is Kind.ADMIT
         self.link.hear(frame.kind, frame.body)
         self._read(frame)
+        if isinstance(self.link, MirroredLink):  # as a HostMirror's queue does
+            for piece in self.shard.slices:
+                self.link.flags.wait_in_order(piece.index, self.link.replies)
         return frame.body
 
     def _read(self, frame: Frame) -> None:
@@ -234,8 +258,12 @@ class Run:
         copies = self.carrier.begin_reply({"version": version}, fetch=fetch)
         streams = fetch and self.carrier.streams
         given = [Contribution(0, self.carrier.gradients)] if push else []
+        by_slice = self.kind.mirrors is not None  # the worker waits for each slice by itself
+        if by_slice:
+            between()
         self.shard.update(given, None, copies, self.carrier.slice_ready if streams else None)
-        between()
+        if not by_slice:
+            between()
         self.carrier.end_reply()
 
     def round(self, value: float, version: int, *, fetch: bool = True) -> None:
@@ -319,7 +347,8 @@ def test_no_worker_goes_on_before_all_work_is_done(kind: CarrierKind, owned: lis
         heard: list[bool] = []
 
         def wait() -> None:
-            run.reply()
+            with own_queue(kind):
+                run.reply()
             whole.set()
 
         run.gradient(1.0)
@@ -439,6 +468,28 @@ def test_a_carrier_that_a_server_does_not_know_is_refused(kind: CarrierKind) -> 
     with running(kind) as run:
         frame: Any = dataclasses.make_dataclass("F", ["body", "descriptors"])({"carrier": "pigeon"}, [])
         attaching: Any = dataclasses.make_dataclass("A", ["frame"])(frame)
-        with pytest.raises(FrameError, match="'pigeon' is not known here; known: device, inline, shared"):
+        with pytest.raises(
+            FrameError, match="'pigeon' is not known here; known: device, inline, mirrored, shared"
+        ):
             make_carrier(attaching)
         assert run.carrier is not None
+
+
+def test_a_push_that_its_workers_device_never_finished_is_not_applied(kind: CarrierKind) -> None:
+    """The worker dies after its message and before its GPU has written the gradient: what lies in the slot is
+    a part of it, or the gradient of before."""
+    if kind.device is None:
+        pytest.skip("a push is whole when its message is there")
+    with running(kind) as run:
+        run.round(0.5, 1)
+        run.worker.send(Kind.PUSH, {"sequence": 2, "fence": 2})  # nobody raises the flag
+        frame = run.far.receive()
+        fence = run.carrier.ready(frame.body)
+        assert fence is not None and not fence.reached()
+        run.carrier.release()
+        fence.wait()
+        run.shard.update([Contribution(0, run.carrier.gradients)], None)
+        assert isinstance(run.shard, DeviceShard)
+        run.shard.reduce([])  # waits for the device
+        check(run.shard.parameters, expected(0.5))
+        assert run.shard.take_refusals()

@@ -102,7 +102,7 @@ def _float64(value: Any) -> Tensor:
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, each in value.items():
-            if key not in _KERNELS:
+            if key not in _KERNELS and not _has_made_no_step(each):
                 yield from _leaves(each, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         yield f"{name}#", len(value)
@@ -110,6 +110,17 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{name}[{number}]")
     else:
         yield name, value
+
+
+def _has_made_no_step(value: Any) -> bool:
+    """Whether this is an optimizer's state of a parameter that it has never stepped, and all zeros.
+
+    torch's fused kernels make it before they see that a GradScaler has found the gradient not to be finite;
+    other kernels, and servers, make it at the first step.
+    """
+    if not isinstance(value, dict) or "step" not in value:
+        return False
+    return all(not torch.as_tensor(each).any() for each in value.values())
 
 
 def _bits(value: Any) -> Any:

@@ -421,8 +421,9 @@ def closure():
     out.add(body.text().rstrip("\n"), 2)
     after = _Writer()
     if case.flush:
-        # A GradScaler refuses a step without any gradient, as after a loop that was left at once.
-        given = "" if case.scaler == "none" else " and any(p.grad is not None for p in trained)"
+        # A GradScaler refuses a step without any gradient, as after a loop that was left at once, and before
+        # it has scaled a loss (gradients may be there from before prepare()).
+        given = "" if case.scaler == "none" else " and losses and any(p.grad is not None for p in trained)"
         after.add(f"if (i + 1) % ACCUMULATE != 0{given}:")
         inner = _Writer()
         _write_step(inner, case, step_wise)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from paceline.observe.analyse.facts import facts_of
 from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.device_lane import DEVICE_LANE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,12 +70,41 @@ def test_a_workers_phases_are_seen_on_the_gpu_too(run, link):
     assert ran.error is None
     data = RunData(ran.run.path)
     mine = data.spans[(data.spans.role == "worker") & (data.spans.lane == 0)]
-    assert {"load", "forward", "backward", "push", "wait", "pull"} <= set(mine.phase)
+    seen = {"load", "forward", "backward", "push", "wait"}
+    # On a device the server writes the worker's copy, and the worker's thread pulls nothing.
+    assert set(mine.phase) - {"other", "checkpoint", "lease"} == (seen | {"pull"} if link == "tcp" else seen)
     for _, one in mine.groupby("rank"):
         starts, ends = one.start.to_numpy(), (one.start + one.ns).to_numpy()
         # One after the other, without a gap, from prepare() on (which pulls parameters over TCP).
         assert (starts[2:] == ends[1:-1]).all()
     assert data.resources.gpu.notna().any()
+    device = data.spans[(data.spans.role == "worker") & (data.spans.lane == DEVICE_LANE)]
+    assert seen - {"load"} <= set(device.phase)
+    assert ("pull" in set(device.phase)) == (link == "tcp")
+    updated = data.spans[(data.spans.role == "server") & (data.spans.lane == DEVICE_LANE)]
+    assert ("update" in set(updated.phase)) == (link == "shm")  # over TCP the server is in host memory
+
+
+SLEEPS = """
+class Sleeps(nn.Module):
+    def forward(self, x):
+        torch.cuda._sleep(50_000_000)
+        return x
+"""
+
+
+def test_time_on_the_gpu_is_the_kernels_and_not_the_threads(run):
+    """A forward that the CPU hands over in a moment, and that takes the GPU 20 ms (at up to 2.5 GHz)."""
+    source = SOURCE.replace("model = nn.Sequential(", "model = nn.Sequential(Sleeps(), ")
+    assert source != SOURCE
+    ran = run("DEVICE = 'cuda'" + SLEEPS + source, workers=1, servers=1, mode="bsp")
+    assert ran.error is None, ran.error
+    worker = facts_of(RunData(ran.run.path)).device.workers[0]
+    assert worker.steps >= 5
+    assert worker.gpu["forward"] > 0.015
+    assert worker.cpu["forward"] < 0.5 * worker.gpu["forward"]
+    # The marks add up to the step, on the thread's clock and on the device's.
+    assert sum(worker.cpu.values()) == pytest.approx(worker.gpu_s, rel=0.2)
 
 
 WIDE = "400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 2)"

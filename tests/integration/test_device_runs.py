@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from paceline.exceptions import PlanError, UsageError
+from paceline.observe.analyse.facts import facts_of
+from paceline.observe.analyse.run_data import RunData
+from paceline.observe.record.device_lane import DEVICE_LANE
+from paceline.observe.show.run_report import write_html
 from paceline.plan import Job, make_plan
 from tests.speed import first
 
@@ -207,6 +211,27 @@ def test_an_update_that_overflows_ends_the_run_with_its_name(run, place):
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_what_the_device_did_is_beside_what_the_threads_did(run, place, mode):
+    """And in no sum of the threads."""
+    ran = run("import time\n" + source(samples=256, before_step="time.sleep(0.005)"), mode=mode, **on(place))
+    assert ran.error is None, ran.error
+    data = RunData(ran.run.path)
+    device = data.spans[data.spans.lane == DEVICE_LANE]
+    assert {"forward", "backward", "push", "wait"} <= set(device[device.role == "worker"].phase)
+    assert set(device[device.role == "server"].phase) - {"checkpoint"} == {"update"}
+    facts = facts_of(data)
+    (worker,), (server,) = facts.workers, facts.servers
+    assert server.updates == ran.status.version
+    threads = data.totals[(data.totals.role == "worker") & (data.totals.lane == 0)]
+    assert worker.total_s == pytest.approx(threads.ns.sum() / 1e9)
+    found = facts.device.workers[0]
+    assert found.steps >= 3  # of about 6 ms: every fourth
+    assert found.gpu_s == pytest.approx(sum(found.cpu.values()), rel=0.3)
+    write_html(data, ran.run.path / "page.html")
+    assert "On the GPU" in (ran.run.path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
 def test_a_killed_worker_is_replaced_and_no_sample_is_lost(run, place, mode):
     kill = "RANK == 1 and step == 3 and not (RUN_DIR / 'died').exists() and die()"
     die = "def die():\n    (RUN_DIR / 'died').touch()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -380,3 +405,84 @@ def test_a_gpu_that_is_not_there_is_refused_by_the_plan(tmp_path):
     script.write_text("")
     with pytest.raises(PlanError, match="device=cuda: NVIDIA's driver shows no GPU"):
         make_plan(Job(script=str(script), device="cuda"))
+
+
+# --- servers in host memory, slices copied while the model computes -----------------------------------
+
+MIRRORED = """
+from paceline.worker.session import current_session
+assert current_session()._joined().memory.mirror is not None
+"""
+HIDDEN = {"server_device": "cpu", "overlap": True}
+
+
+def wide(**settings) -> str:
+    """Several slices: two layers are larger than one. At a larger rate such a model makes 1e-3 of a rounding
+    of 1e-7 within these steps."""
+    optimizer = "torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)"
+    return (
+        source(optimizer=optimizer, **settings)
+        .replace("nn.Linear(8, 64)", "nn.Linear(8, 1500)")
+        .replace("nn.Linear(64, 2)", "nn.Linear(1500, 1000), nn.Tanh(), nn.Linear(1000, 2)")
+    )
+
+
+@pytest.mark.parametrize("mode", first(2, ["bsp", "asp", "ssp:1", "asp+damping=dc"]))
+@pytest.mark.parametrize("servers", first(1, [2, 1]))
+def test_slices_travel_while_the_model_computes(run, place, mode, servers):
+    """The same bits as without overlap in host memory, with several slices and servers."""
+    script = wide(ending=MIRRORED)
+    there = run(script, mode=mode, servers=servers, **on(place, **HIDDEN))
+    here = run(wide(), mode=mode, servers=servers, workers=1)
+    check_alike(place, there, here)
+    assert there.status.version == here.status.version
+
+
+def test_synchronous_workers_that_hide_the_exchange_equal_one_process(run, place):
+    script = wide(dtype="torch.float64", ending=MIRRORED)
+    pair = run(script, mode="bsp", servers=2, **on(place, workers=2, **HIDDEN))
+    alone = run(wide(dtype="torch.float64").replace("batch_size=8", "batch_size=16"), mode="bsp", workers=1)
+    assert pair.error is None and alone.error is None, pair.error
+    for name, value in alone.model.items():
+        torch.testing.assert_close(pair.model[name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    first(
+        2,
+        [
+            "[p.grad.mul_(0.5) for p in model.parameters()]",
+            "[p.grad.data.mul_(0.5) for p in model.parameters()]",
+            "nn.utils.clip_grad_norm_(model.parameters(), 0.1)",
+            "nn.functional.cross_entropy(model(x), y).backward()",
+            "model[0].weight.grad = None",
+        ],
+    ),
+)
+def test_a_gradient_that_changes_after_it_has_left_counts_as_it_is(run, place, change):
+    there = run(wide(before_step=change, ending=MIRRORED), mode="asp", **on(place, **HIDDEN))
+    here = run(wide(before_step=change), mode="asp", workers=1)
+    check_alike(place, there, here)
+
+
+def test_a_state_dict_between_two_steps_has_what_is_on_its_way(run, place):
+    look = "torch.equal(model.state_dict()['0.weight'], [*model.parameters()][0]) or result('torn')"
+    there = run(wide(before_step=look, ending=MIRRORED), mode="asp", **on(place, **HIDDEN))
+    assert there.error is None, there.error
+    assert there.results()[0]["finite"]
+
+
+def test_a_killed_server_lets_the_device_go(run, place):
+    """A worker's device waits for a slice of a server that is gone: the run goes back to its checkpoint."""
+    kill = "RANK == 0 and step == 9 and ONCE and os.kill(SERVER, 9)"
+    script = wide(before_step=kill, ending=MIRRORED).replace(
+        "step = 0\n",
+        "step = 0\nflag = RUN_DIR / 'killed'\nONCE = not flag.exists()\n"
+        "SERVER = json.load(open(RUN_DIR / 'status.json'))['servers']['1']['pid']\nflag.touch()\n",
+    )
+    ran = run(script, mode="bsp", servers=2, checkpoint_every=4, **on(place, **HIDDEN))
+    assert ran.error is None, ran.error
+    assert any("server:1" in said and "SIGKILL" in said for said in ran.status.messages), ran.status.messages
+    here = run(wide(), mode="bsp", servers=2, workers=1)
+    check_alike(place, ran, here)

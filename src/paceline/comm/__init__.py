@@ -17,6 +17,7 @@
 * `fence.py`      Fence: a moment in the work of a device, which another process can wait for.
 * `device.py`     SharedDevice: memory of a device that processes share, and flags that keep their order.
 * `cuda_device.py` CudaDevice: that of an NVIDIA GPU.
+* `device_time.py` marks in the order of a device's work, which tell when it came to them.
 * `memory.py`     Region: shared memory without a name, handed over as a file descriptor.
 * `compression/`  what a gradient weighs on a link: ways to write a slice.
 * `transfer.py`   Transfer: how payloads travel (compressed, overlapped, prefetched), and in which modes.

@@ -10,6 +10,9 @@ waits for them by itself (stream memory operations).
 
 import ctypes
 import functools
+import mmap
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +32,6 @@ _REGISTER_MAPPED = 2
 _WAIT_GREATER_OR_EQUAL = 0
 _GRANULE = 2 << 20
 """Smaller allocations may share a page of the device with others, and with it a handle."""
-
-_registered: list[Region] = []
-"""Regions that the driver has registered. The list keeps them mapped: the driver does not notice unmapping,
-and would refuse the next region at the same address."""
 
 
 class _Handle(ctypes.Structure):
@@ -89,21 +88,34 @@ class CudaBlock:
             self._release = None
 
 
+def _mapped_for_ever(region: Region) -> ctypes.c_void_p:
+    """One more mapping of a region, which holds no descriptor (one of Python's would)."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    prot = mmap.PROT_READ | mmap.PROT_WRITE
+    found = library.mmap(None, region.size, prot, mmap.MAP_SHARED, region.fd, 0)
+    if found == ctypes.c_void_p(-1).value:
+        raise LinkError(f"memory for flags cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    return ctypes.c_void_p(found)
+
+
 class CudaFlags(Flags):
-    """See Flags. A region stays registered with the driver until the process ends: work that waits for its
-    flags may be under way."""
+    """See Flags. The page is mapped once more for the driver, and stays so until the process ends: work that
+    waits for its flags may be under way, and the driver, which does not notice unmapping, would refuse the
+    next page at the same address."""
 
     def __init__(self, region: Region, where: torch.device) -> None:
         super().__init__(region)
         self._where = where
-        words = torch.frombuffer(region.buffer, dtype=torch.uint8)
+        self._bound = threading.local()
+        """Threads in which torch's context is current: the driver takes a stream's work from no other."""
+        host = _mapped_for_ever(region)
         runtime: Any = torch.cuda.cudart()
-        status = int(runtime.cudaHostRegister(words.data_ptr(), words.numel(), _REGISTER_MAPPED))
+        status = int(runtime.cudaHostRegister(host.value, region.size, _REGISTER_MAPPED))
         if status:
             raise LinkError(f"CUDA error: memory for flags cannot be registered (code {status})")
-        _registered.append(region)
         seen = ctypes.c_uint64()
-        host = ctypes.c_void_p(words.data_ptr())
         _check(_driver().cuMemHostGetDevicePointer_v2(ctypes.byref(seen), host, 0), "flags on the device")
         self._at = seen.value
         driver = _driver()
@@ -121,7 +133,67 @@ class CudaFlags(Flags):
         _check(status, "a flag cannot be waited for")
 
     def _stream(self) -> ctypes.c_void_p:
+        if not getattr(self._bound, "done", False):
+            # A new thread has no context until something of torch's runtime needs one there.
+            torch.cuda.set_device(self._where)
+            torch.cuda.current_stream(self._where).query()
+            self._bound.done = True
         return ctypes.c_void_p(torch.cuda.current_stream(self._where).cuda_stream)
+
+
+class CudaMark:
+    """See Mark."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def follow(self) -> None:
+        """See Mark."""
+        self._event.wait()
+
+    def wait(self) -> None:
+        """See Mark."""
+        self._event.synchronize()
+
+    def reached(self) -> bool:
+        """See Mark."""
+        return bool(self._event.query())
+
+
+class CudaQueue:
+    """See WorkQueue."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+        self._stream = torch.cuda.Stream(where)
+        self._before: torch.cuda.Stream | None = None
+
+    def __enter__(self) -> "CudaQueue":
+        self._before = torch.cuda.current_stream(self._where)
+        torch.cuda.set_stream(self._stream)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._before is not None
+        torch.cuda.set_stream(self._before)
+
+    def follow(self) -> None:
+        """See WorkQueue."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._where))
+
+    def wait_for(self, flags: Flags, flag: int, value: int) -> None:
+        """See WorkQueue."""
+        flags.wait_in_order(flag, value)
+
+    def copy(self, to: Tensor, of: Tensor) -> None:
+        """See WorkQueue."""
+        to.copy_(of, non_blocking=True)
+
+    def mark(self) -> CudaMark:
+        """See WorkQueue."""
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return CudaMark(event)
 
 
 class CudaDevice:
@@ -176,6 +248,17 @@ class CudaDevice:
     def flags(self, region: Region) -> CudaFlags:
         """See SharedDevice."""
         return CudaFlags(region, self.where)
+
+    def queue(self) -> CudaQueue:
+        """See SharedDevice."""
+        return CudaQueue(self.where)
+
+    def pin(self, memory: Tensor) -> None:
+        """See SharedDevice."""
+        runtime: Any = torch.cuda.cudart()
+        status = int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0))
+        if status:
+            raise LinkError(f"CUDA error: memory of the host cannot be pinned (code {status})")
 
     def pinned(self, nbytes: int) -> Tensor:
         """See SharedDevice."""

@@ -22,19 +22,28 @@ __all__ = [
     "FLAG_STRIDE",
     "DeviceBlock",
     "FlagFence",
+    "FlagWords",
     "Flags",
+    "Mark",
     "SharedDevice",
+    "WorkQueue",
     "device_of",
     "device_with_id",
+    "flags_bytes",
     "is_stand_in",
 ]
 
 FLAGS_BYTES = 4096
-"""Size of a region that holds flags: a page."""
+"""Size of a region that holds a few flags: a page."""
 FLAG_STRIDE = 64
 """Bytes from one flag to the next: a cache line each."""
 _FOR_EVER = 0x3FFFFFFF
 """A value that no count of steps reaches. Devices compare as if numbers went round."""
+
+
+def flags_bytes(count: int) -> int:
+    """Size of a region that holds so many flags: whole pages."""
+    return -(-count * FLAG_STRIDE // FLAGS_BYTES) * FLAGS_BYTES
 
 
 class DeviceBlock(Protocol):
@@ -50,19 +59,11 @@ class DeviceBlock(Protocol):
         ...
 
 
-class Flags(ABC):
-    """Counters that only rise, in a region of FLAGS_BYTES."""
+class FlagWords:
+    """Counters that only rise, in a region of whole pages (`flags_bytes`), as a CPU sees them."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
-
-    @abstractmethod
-    def raise_in_order(self, flag: int, value: int) -> None:
-        """Raise a flag when the device has done all work that it was given so far. Does not block."""
-
-    @abstractmethod
-    def wait_in_order(self, flag: int, value: int) -> None:
-        """Let work that the device is given from now on wait until a flag is raised. Does not block."""
 
     def raised(self, flag: int, value: int) -> bool:
         """Whether a flag is raised to this value."""
@@ -76,6 +77,66 @@ class Flags(ABC):
     def release(self, flag: int) -> None:
         """Let go all that waits for a flag, now and later."""
         self.raise_now(flag, _FOR_EVER)
+
+    def release_all(self) -> None:
+        """Let go all that waits for any flag, now and later."""
+        for flag in range(self.region.size // FLAG_STRIDE):
+            self.release(flag)
+
+
+class Flags(FlagWords, ABC):
+    """Flags that a device raises and waits for, too."""
+
+    @abstractmethod
+    def raise_in_order(self, flag: int, value: int) -> None:
+        """Raise a flag when the device has done all work that it was given so far. Does not block."""
+
+    @abstractmethod
+    def wait_in_order(self, flag: int, value: int) -> None:
+        """Let work that the device is given from now on wait until a flag is raised. Does not block."""
+
+
+class Mark(Protocol):
+    """A moment in a queue: all work that it had been given is done."""
+
+    def follow(self) -> None:
+        """What the script gives the device from now on comes after it. Does not block."""
+        ...
+
+    def wait(self) -> None:
+        """Block until then."""
+        ...
+
+    def reached(self) -> bool:
+        """Whether it is past. Does not block."""
+        ...
+
+
+class WorkQueue(Protocol):
+    """Work of a device in an order of its own, beside what the script gives the device. None of it blocks.
+
+    `with` the queue, work is given to it; entering and leaving costs more than a copy.
+    """
+
+    def __enter__(self) -> "WorkQueue": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def follow(self) -> None:
+        """Work given from now on comes after all that the script has given the device so far."""
+        ...
+
+    def wait_for(self, flags: Flags, flag: int, value: int) -> None:
+        """Work given from now on waits until a flag is raised. Within the queue only."""
+        ...
+
+    def copy(self, to: Tensor, of: Tensor) -> None:
+        """Copy between the device and pinned memory of the host. Within the queue only."""
+        ...
+
+    def mark(self) -> Mark:
+        """The moment when all work given so far is done."""
+        ...
 
 
 class SharedDevice(Protocol):
@@ -102,7 +163,15 @@ class SharedDevice(Protocol):
         ...
 
     def flags(self, region: Region) -> Flags:
-        """Flags in a shared region of FLAGS_BYTES."""
+        """Flags in a shared region of whole pages."""
+        ...
+
+    def queue(self) -> WorkQueue:
+        """A new queue."""
+        ...
+
+    def pin(self, memory: Tensor) -> None:
+        """Let the device copy to and from memory of the host by itself. It stays mapped from now on."""
         ...
 
     def pinned(self, nbytes: int) -> Tensor:

@@ -55,6 +55,11 @@ class Transfer:
         return self.overlap or self.prefetch > 0
 
     @property
+    def only_overlaps(self) -> bool:
+        """Whether slices travel as they are while the worker computes, and the next step waits for them."""
+        return self.overlap and not self.compresses and not self.prefetch
+
+    @property
     def leaves_early(self) -> bool:
         """Whether slices leave during backward. Compressed ones do not: a slice that changes afterwards would
         have to be taken back from its encoder."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from paceline.comm.device import DeviceBlock, SharedDevice, device_with_id
@@ -85,6 +86,7 @@ def on_device(
     if config.server_device == "cpu":
         return None
     reason = host_memory_reason(modes, servers=config.servers, replicas=config.replicas)
+    reason = reason or _several_gpus_reason(config)
     device = None
     if reason is None:
         device = device_with_id(id, config.device)
@@ -105,6 +107,16 @@ def on_device(
         raise PlanError(f"server_device=cuda: {reason}. Use server_device=auto or cpu, or change that.")
     log.warning("the servers stay in host memory, and models are on a GPU: %s", reason)
     return None
+
+
+def _several_gpus_reason(config: ServerConfig) -> str | None:
+    """Why a device is not that of all workers: see `DevicePlacement`."""
+    if config.device != "cuda" or config.workers == 1 or (gpus := torch.cuda.device_count()) < 2:
+        return None
+    return (
+        f"the {config.workers} workers are dealt out to {gpus} GPUs, and share memory on one only "
+        "(device=cuda:0 puts all of them there)"
+    )
 
 
 def _bytes_needed(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Region
+from paceline.comm.device_time import time_marks_of
 from paceline.comm.faults import Faults
 from paceline.comm.fence import Fence
 from paceline.comm.frames import field
@@ -210,6 +211,9 @@ class Executor:
         placement: Placement,
     ) -> Shard:
         if self.on_device is not None:
+            marks = time_marks_of(base.device, self.config.device)
+            if marks is not None:
+                self._spans.follow_device(marks)
             reader = DeviceReader(self.on_device.device, self._release_dead)
             allowed, damping = self.config.optimizers, self.mode.damping
             return DeviceShard(layout, spec, slices, base, reader, allowed, damping)

@@ -52,7 +52,8 @@ class ServerParts:
     ) -> None:
         """Take this layout and optimizer; see `Executor.adopt`."""
         self.executor.adopt(layout, spec, region, placement, read_weights, device)
-        self.hub.spin_s = spin_for(layout.nbytes, self.config.worker_threads + self.config.servers)
+        threads = self.config.worker_threads + self.config.servers
+        self.hub.spin_s = spin_for(layout.nbytes, threads, on_device=self.executor.on_device is not None)
 
     def tell_report(self) -> None:
         """Tell the controller how this server does."""

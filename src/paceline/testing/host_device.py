@@ -7,6 +7,7 @@ process of it, except for what CUDA does.
 import json
 import os
 import time
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -49,6 +50,65 @@ class HostFlags(Flags):
             time.sleep(0.0001)
 
 
+class HostTimeMark:
+    """See TimeMark."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def record(self) -> bool:
+        """See TimeMark."""
+        self.at = time.perf_counter_ns()
+        return True
+
+    def passed(self) -> bool:
+        """See TimeMark."""
+        return True
+
+    def ms_since(self, earlier: Self) -> float:
+        """See TimeMark."""
+        return (self.at - earlier.at) / 1e6
+
+
+class HostMark:
+    """See Mark. It is past when it is made."""
+
+    def follow(self) -> None:
+        """See Mark."""
+
+    def wait(self) -> None:
+        """See Mark."""
+
+    def reached(self) -> bool:
+        """See Mark."""
+        return True
+
+
+class HostQueue:
+    """See WorkQueue. The CPU does the work at once."""
+
+    def __enter__(self) -> "HostQueue":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def follow(self) -> None:
+        """See WorkQueue."""
+
+    def wait_for(self, flags: Flags, flag: int, value: int) -> None:
+        """See WorkQueue."""
+        flags.wait_in_order(flag, value)
+
+    def copy(self, to: Tensor, of: Tensor) -> None:
+        """See WorkQueue."""
+        to.copy_(of)
+
+    def mark(self) -> HostMark:
+        """See WorkQueue."""
+        return HostMark()
+
+
 class HostDevice:
     """See SharedDevice."""
 
@@ -74,6 +134,13 @@ class HostDevice:
         """See SharedDevice."""
         return HostFlags(region)
 
+    def queue(self) -> HostQueue:
+        """See SharedDevice."""
+        return HostQueue()
+
+    def pin(self, memory: Tensor) -> None:
+        """See SharedDevice."""
+
     def pinned(self, nbytes: int) -> Tensor:
         """See SharedDevice."""
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -81,3 +148,7 @@ class HostDevice:
     def free_bytes(self) -> int:
         """See SharedDevice."""
         return 1 << 40
+
+    def time_mark(self) -> HostTimeMark:
+        """See TimeMark: all work is done when it was given."""
+        return HostTimeMark()

@@ -13,6 +13,7 @@ The session, which `paceline.prepare` and the script's other calls talk to:
 * `parameter_space.py` ParameterSpace: the trained parameters and their layout.
 * `device_placement.py` DevicePlacement: puts models and batches on the device that the job names.
 * `model_memory.py`    ModelMemory: where parameters and gradients lie, on the device and on the host.
+* `host_mirror.py`     HostMirror: copies slices between a device and the host while the model computes.
 * `optimizer_side.py`  OptimizerSide: one optimizer of the script, what it trains and how it steps.
 * `script_optimizer.py` makes the user's optimizer exchange instead of update.
 * `step_exchange.py`   StepExchange: answers steppers' requests; what a push says.

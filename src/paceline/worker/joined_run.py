@@ -118,6 +118,9 @@ class JoinedRun:
         space.guard.accept()
         if client.pipeline is not None:
             self._hide_exchanges(client.pipeline)
+        if self.memory.mirror is not None:
+            self._let_leave(self.memory.mirror.watch())
+            guard_parameters(space.models.modules(), space.parameters, space.layout, self.memory.mirror.need)
         self.free: FreeExchange | None = None
         """dogwild's exchange thread."""
         self.local: LocalParallelism | None = None
@@ -174,14 +177,17 @@ class JoinedRun:
         """Let gradients leave, and parameters come, while the script computes."""
         memory, space = self.memory, self.space
         if self._settings.transfer.leaves_early and memory.mode.payload == "gradient":
-            got = pipeline.watch(memory.views.slot)
-            for side in self.sides:
-                assert isinstance(side.stepper, GradientStepper)
-                side.stepper.gradients.watch(_numbered(got, side.tensors))
+            self._let_leave(pipeline.watch(memory.views.slot))
         if pipeline.arrives_late:
             guard_parameters(space.models.modules(), space.parameters, space.layout, pipeline.need)
             if memory.is_mirrored:
                 pipeline.upload_with(memory.upload)
+
+    def _let_leave(self, got: Callable[[int], None]) -> None:
+        """Tell `got` of each tensor whose gradient is in the memory."""
+        for side in self.sides:
+            assert isinstance(side.stepper, GradientStepper)
+            side.stepper.gradients.watch(_numbered(got, side.tensors))
 
     @property
     def group_stepper(self) -> GroupStepper | None:

@@ -13,6 +13,7 @@ from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Lane
 from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.worker.host_mirror import HostMirror
 from paceline.worker.optimizer_side import OptimizerSide
 from paceline.worker.parameter_space import ParameterSpace
 from paceline.worker.steppers import GroupMemory, StepperMemory
@@ -50,11 +51,27 @@ class ModelMemory:
                 "the model on the CPU and use link auto or shm, or a mode such as asp."
             )
         slot, base = self._slot, self._fresh
-        if device != slot.device:  # the servers' memory is on the host: keep flat mirrors on the device
+        self.mirror: HostMirror | None = None
+        """Copies slices between the device and the host while the model computes."""
+        if client.mirrors is not None or device != slot.device:
+            # The servers' memory is on the host: keep flat mirrors on the device.
             slot = torch.zeros(space.layout.nbytes, dtype=torch.uint8, device=device)
-            base = self._fresh.to(device)
-            _pin(self._slot)
-            _pin(self._fresh)
+            base = self._fresh.clone() if device == self._fresh.device else self._fresh.to(device)
+            if client.mirrors is not None:
+                assert isinstance(client.memory, ExchangeMemory)
+                self.mirror = HostMirror(
+                    client.mirrors,
+                    space.layout,
+                    client.links.each,
+                    gradients=slot,
+                    parameters=base,
+                    host=client.memory.all_bytes,
+                    pushed=self._slot,
+                    fetched=self._fresh,
+                )
+            else:
+                _pin(self._slot)
+                _pin(self._fresh)
         near = base
         self.group: GroupMemory | None = None
         """The memory that the group sees."""
@@ -86,12 +103,25 @@ class ModelMemory:
 
     def to_host(self, side: OptimizerSide | None = None) -> None:
         """Copy what is pushed, of one optimizer or of all."""
-        if self.views.slot is not self._slot:
+        if self.mirror is not None:
+            layout = self._space.layout if side is None else side.layout
+            self.mirror.push([piece.index for piece in layout.slices])
+        elif self.views.slot is not self._slot:
             self._copy_slices(self._slot, self.views.slot, side)
+
+    def fetched(self, side: OptimizerSide) -> None:
+        """A step has fetched parameters: the model will have them when it computes with them."""
+        if self.mirror is not None:
+            self.mirror.fetch()
+        else:
+            self.from_host(side)
 
     def from_host(self, side: OptimizerSide | None = None) -> None:
         """Copy what was fetched; where workers make local steps, for one optimizer or for all."""
-        if self.views.base is not self._fresh:
+        if self.mirror is not None:
+            self.mirror.fetch()
+            self.mirror.need_all()
+        elif self.views.base is not self._fresh:
             phase = self._lane.enter(Phase.PULL)
             self._copy_slices(self.views.base, self._fresh, side if self.mode.local else None)
             self._lane.enter(phase)
@@ -102,6 +132,11 @@ class ModelMemory:
             return
         for piece in side.layout.slices:
             to[piece.start : piece.stop].copy_(of[piece.start : piece.stop])
+
+    def _await_slices(self) -> None:
+        """Work that follows finds all parameters that are on their way."""
+        if self.mirror is not None:
+            self.mirror.need_all()
 
     def upload(self, index: int) -> None:
         """Copy one slice that was fetched to the model's device."""
@@ -130,6 +165,7 @@ class ModelMemory:
 
     def assign(self) -> None:
         """Give the servers the model's present parameters."""
+        self._await_slices()
         self._space.write_to(self.views.slot)
         self._space.check_finite(self.views.slot, "when it was assigned or loaded")
         self.to_host()
@@ -144,6 +180,7 @@ class ModelMemory:
     def fetch_copy(self, sides: Sequence[OptimizerSide]) -> Tensor:
         """The run's present parameters. What was fetched for training, from which the next push is measured,
         stays as it is."""
+        self._await_slices()
         fetched, version = self.views.base.clone(), self._client.version
         self._client.exchange(Kind.PULL)
         self.follow_switch(sides)

@@ -253,7 +253,7 @@ class RunSession(Session):
             self._load_hooks.append(model.register_load_state_dict_post_hook(self._make_load_hook(space)))
         self._view.begun = False
         self._telemetry.ledger.joined()
-        self._telemetry.watch(got.models)
+        self._telemetry.watch(got.models, self._settings.device)
 
     def _load_part(self, run: JoinedRun, tensors: dict[str, Tensor]) -> None:
         """After a resume: take over this worker's part of the checkpoint."""

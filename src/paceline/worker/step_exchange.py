@@ -64,7 +64,7 @@ class StepExchange:
         if request.fetch:
             side.version = client.news.version
             if not client.arrives_late:
-                memory.from_host(side)
+                memory.fetched(side)
 
     def flush(self) -> None:
         """Push the steps that no push has covered."""

@@ -4,6 +4,7 @@ from torch import nn
 
 from paceline.collective import Group
 from paceline.comm import Connection
+from paceline.comm.device_time import time_marks_of
 from paceline.comm.transfer import Transfer
 from paceline.observe.record.ledger import LedgerKeeper
 from paceline.observe.record.phase import Phase
@@ -36,8 +37,12 @@ class Telemetry:
         self.reporter = Reporter(controller, spans, self.values)
         self._watched: list[nn.Module] = []
 
-    def watch(self, models: list[nn.Module]) -> None:
-        """Record forward and backward of these models. Training begins now."""
+    def watch(self, models: list[nn.Module], device: str | None = None) -> None:
+        """Record forward and backward of these models, on their GPU, too. Training begins now.
+
+        Args:
+            device: the job's.
+        """
         if self.spans.on:
             for model in models:
                 if not any(model is watched for watched in self._watched):
@@ -45,6 +50,10 @@ class Telemetry:
             if not self._watched:
                 watch_backward(self.lane)
             self.lane.enter(Phase.OTHER)  # what came before is no part of the training
+            parameter = next((p for model in models for p in model.parameters()), None)
+            marks = None if parameter is None else time_marks_of(parameter.device, device)
+            if marks is not None:
+                self.spans.follow_device(marks)
         self._watched = models
 
     def report(self, client: Client, group: Group | None, clock: int) -> None:

@@ -2,6 +2,7 @@
 
 * `run_data.py`     RunData: a run's tables, read back.
 * `facts.py`        facts_of: figures of workers, servers and links from the tables.
+* `device_facts.py` device_facts_of: what the GPUs did, beside the CPU's phases.
 * `diagnosis.py`    diagnose: what limited the run, and what to change.
 * `summary.py`      summary.json, and the few figures that matter most.
 * `curves.py`       what plots show: tables as a few curves and timeline rows.

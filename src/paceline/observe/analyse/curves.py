@@ -9,6 +9,7 @@ import numpy.typing as npt
 from paceline.observe.analyse import wording
 from paceline.observe.analyse.facts import Facts, Series
 from paceline.observe.analyse.run_data import Columns, RunData
+from paceline.observe.record.device_lane import DEVICE_LANE
 from paceline.observe.record.phase import PHASES, Phase
 from paceline.observe.record.tables import ROLES
 
@@ -214,7 +215,8 @@ def timeline_lanes(run: RunData, facts: Facts) -> tuple[list[TimelineRow], float
     for (role, rank, lane), rows in sorted(lanes.items()):
         if lane and float(spans["ns"][rows].sum()) < 0.01 * wide:
             continue
-        name = _role_name(-role, rank) + (f" ({lane})" if lane else "")
+        helper = f" ({lane})" if lane else ""
+        name = _role_name(-role, rank) + (" GPU" if lane == DEVICE_LANE else helper)
         # Of too many lanes, those that say most: the slowest worker's, then everybody's main thread.
         matters = (lane > 0, -role == _WORKER and rank != slowest, rank)
         found.append((matters, len(found), TimelineRow(name, [_bar(spans, i, low) for i in rows])))

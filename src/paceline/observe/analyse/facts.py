@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from paceline.observe.analyse.device_facts import DeviceFacts, device_facts_of, of_threads
 from paceline.observe.analyse.run_data import Columns, RunData
 from paceline.observe.record.phase import COMMUNICATION, COMPUTATION, PHASES, Phase
 from paceline.observe.record.tables import ROLES
@@ -135,6 +136,8 @@ class Facts:
     """Mean of the pushes up to a version, by worker; `at` is the share of all updates."""
     phases_over_time: list[Series] = field(default_factory=list)
     """Share of the workers' time in each phase."""
+    device: DeviceFacts = field(default_factory=DeviceFacts)
+    """What the GPUs did. All other figures are those of threads."""
 
     @property
     def timed_s(self) -> float:
@@ -180,8 +183,10 @@ class Facts:
 
 def facts_of(run: RunData) -> Facts:
     """Compute all facts of a run."""
-    totals, spans, pushes = run.columns("totals"), run.columns("spans"), run.push_columns
-    facts = Facts()
+    everything, pushes = run.columns("spans"), run.push_columns
+    facts = Facts(device=device_facts_of(everything, run.columns("resources")))
+    # What follows adds up what threads did: a device did the same things again, later.
+    totals, spans = of_threads(run.columns("totals")), of_threads(everything)
     _add_times(facts, totals, spans)
     workers = {rank: WorkerFacts(rank) for rank in _ranks(totals, _WORKER) | set(run.status.workers)}
     _add_totals(workers, totals)

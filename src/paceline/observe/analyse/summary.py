@@ -116,6 +116,7 @@ def summary_of(
         "workers": _workers(status, facts),
         "servers": [asdict(server) for server in facts.servers],
         "links": [asdict(link) for link in facts.links],
+        "gpu": asdict(facts.device) if facts.device.marked or facts.device.share is not None else None,
         "staleness": {
             "mean": status.staleness_mean,
             "max": status.staleness_max,

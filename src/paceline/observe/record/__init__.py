@@ -2,6 +2,7 @@
 
 * `phase.py`       Phase: what a role can be doing.
 * `spans.py`       Recorder and Lane: what every thread of a role did, from when to when.
+* `device_lane.py` DeviceLane: what a device did in the phases of a role's main thread.
 * `tables.py`      the tables that a run leaves behind, as raw records and as Parquet.
 * `parquet_files.py` read_parquet, write_parquet: the files that tables are kept in.
 * `values.py`      what scripts logged: written by workers, read back.

@@ -9,11 +9,13 @@ Recording is two clock readings and a tuple a span. It is off (`NO_SPANS`) witho
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
 
+from paceline.observe.record.device_lane import DEVICE_LANE, DeviceLane, TimeMark
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.tables import SPANS, TOTALS, RawTable
 
@@ -41,11 +43,16 @@ def unix_clock_ns() -> int:
 class Lane:
     """One thread's phases. Only that thread calls it."""
 
-    __slots__ = ("_began", "_bytes", "_number", "_other", "_phase", "_recorder", "_slice", "_sums", "_told")
+    __slots__ = (
+        *("_began", "_bytes", "_other", "_phase", "_recorder", "_slice", "_sums", "_told"),
+        *("device", "number"),
+    )
 
     def __init__(self, recorder: "Recorder", number: int, phase: int = Phase.IDLE) -> None:
         self._recorder = recorder
-        self._number = number
+        self.number = number
+        self.device: DeviceLane | None = None
+        """Follows this lane on a device."""
         self._phase = phase
         self._began = perf_counter_ns()
         self._bytes = 0
@@ -71,7 +78,27 @@ class Lane:
         if before != _IDLE:
             self._record(now)
         self._phase, self._began, self._other, self._slice, self._bytes = phase, now, other, slice_, 0
+        if self.device is not None:
+            self.device.enter(phase, now)
         return before
+
+    @property
+    def phase(self) -> int:
+        """That it is in."""
+        return self._phase
+
+    def took(self, phase: int, began: int, ns: int, step: int, detailed: bool) -> None:
+        """Add a span that has ended, of a lane that enters no phases itself.
+
+        Args:
+            began: of `perf_counter_ns`.
+            detailed: whether it is kept by itself, and not only added up.
+        """
+        sums = self._sums.setdefault(phase, [0, 0, 0])
+        sums[0] += ns
+        sums[1] += 1
+        if detailed:
+            self._recorder.rows.append((began, ns, 0, step, -1, -1, phase, self.number))
 
     def _record(self, now: int) -> None:
         phase, other = self._phase, self._other
@@ -85,7 +112,7 @@ class Lane:
         recorder = self._recorder
         if recorder.detailed:
             recorder.rows.append(
-                (self._began, spent, self._bytes, recorder.step, self._slice, other, phase, self._number)
+                (self._began, spent, self._bytes, recorder.step, self._slice, other, phase, self.number)
             )
 
     def carried(self, nbytes: int) -> None:
@@ -159,8 +186,19 @@ class Recorder:
     def lane(self, name: str, phase: int = Phase.IDLE) -> Lane:
         """The lane of a thread; the next thread of that name goes on with it."""
         if name not in self._lanes:
-            self._lanes[name] = Lane(self, min(len(self._lanes), 255), phase)
+            self._lanes[name] = Lane(self, min(len(self._lanes), DEVICE_LANE - 1), phase)
         return self._lanes[name]
+
+    def follow_device(self, new_mark: Callable[[], TimeMark]) -> None:
+        """From here on a second lane records what a device does in the phases of the main lane.
+
+        Args:
+            new_mark: makes a mark in the order of the device's work.
+        """
+        lane = self._lanes.setdefault("device", Lane(self, DEVICE_LANE))
+        if self.main.device is None:
+            self.main.device = DeviceLane(new_mark, lane.took)
+            self.main.device.begin_step(self.step, self.main.phase, detailed=self.detailed)
 
     def begin_step(self, step: int) -> None:
         """What follows belongs to this step."""
@@ -168,6 +206,8 @@ class Recorder:
         self.detailed = step % self._every == 0
         if self._blocks:
             self.resting = step // self._blocks % 2 == 1
+        if self.main.device is not None and not self.resting:
+            self.main.device.begin_step(step, self.main.phase, detailed=self.detailed)
 
     @property
     def due(self) -> bool:
@@ -177,6 +217,8 @@ class Recorder:
     def flush(self) -> dict[int, float]:
         """Write what there is. Returns the seconds of each phase of the main lane since the last time."""
         self._flushed = time.perf_counter()
+        if self.main.device is not None:
+            self.main.device.drain()
         rows, self.rows = self.rows, []
         if rows:
             spans = np.array(rows, SPANS.record)
@@ -187,7 +229,8 @@ class Recorder:
                 self._every *= 2
                 self._kept -= self._most
         seconds: dict[int, float] = {}
-        for number, lane in enumerate(list(self._lanes.values())):
+        for lane in list(self._lanes.values()):
+            number = lane.number
             for phase, other, new in lane.new_sums():
                 sums = self._sums.setdefault((number, phase, other), [0, 0, 0])
                 sums[:] = [a + b for a, b in zip(sums, new, strict=True)]
@@ -248,6 +291,9 @@ class _NoRecorder(Recorder):
 
     def lane(self, name: str, phase: int = Phase.IDLE) -> Lane:
         return self.main
+
+    def follow_device(self, new_mark: Callable[[], TimeMark]) -> None:
+        pass
 
     def begin_step(self, step: int) -> None:
         pass

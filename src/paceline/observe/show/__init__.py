@@ -7,6 +7,7 @@
 * `run_report.py`       write_report: report.html for people and summary.json for programs.
 * `page.py`             run_page: the page of one run, from its sections:
 * `page_charts.py`      the charts, `page_tables.py` the tables, `page_setting.py` the command and the files.
+* `page_device.py`      time on the GPU, beside the CPU's.
 * `run_view.py`         RunView: what a section is made from.
 * `comparison_page.py`  the page of several runs.
 * `study_page.py`       the page of a study.

@@ -9,7 +9,7 @@ from paceline.observe.analyse.facts import Facts
 from paceline.observe.analyse.run_data import RunData
 from paceline.observe.analyse.summary import key_figures
 from paceline.observe.record.status import ENDED
-from paceline.observe.show import markup, page_charts, page_setting, page_tables
+from paceline.observe.show import markup, page_charts, page_device, page_setting, page_tables
 from paceline.observe.show.run_view import RunView
 
 __all__ = ["run_page"]
@@ -18,6 +18,7 @@ SECTIONS: tuple[Callable[[RunView], str], ...] = (
     page_charts.metrics,
     page_charts.speed,
     page_charts.time,
+    page_device.device,
     page_charts.step_times,
     page_charts.timeline,
     page_charts.waiting,

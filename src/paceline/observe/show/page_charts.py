@@ -142,8 +142,9 @@ def timeline(page: RunView) -> str:
     return markup.section(
         "A few steps, side by side",
         "One lane a role, time from left to right, from the middle of the run; (1), (2), … are helper "
-        "threads. Point at a piece to see how long it took. Where a lane is empty the role had nothing "
-        "to do, or the step was not kept in detail. paceline trace shows the whole run.",
+        "threads, GPU is what its device did. Point at a piece to see how long it took. Where a lane is "
+        "empty the role had nothing to do, or the step was not kept in detail. paceline trace shows the "
+        "whole run.",
         plots.timeline("what every role did", lanes, seconds),
         note,
     )

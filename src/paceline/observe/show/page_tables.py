@@ -123,10 +123,12 @@ def _utilisation(page: RunView) -> list[tuple[str, str, str, str]]:
     for name, column, text in (
         ("CPU utilisation of the host, cores", "cpu", _short),
         ("memory utilisation of the host", "memory", wording.size),
+        ("GPU utilisation of the host", "gpu", wording.percent),
+        ("GPU memory in use", "gpu_memory", wording.size),
     ):
         values = table[column][host].astype(float)
         values = values[np.isfinite(values)]
-        if len(values):
+        if len(values) and (values.any() or not column.startswith("gpu")):
             p50, p99 = np.percentile(values, (50, 99))
             rows.append((name, text(float(values.mean())), text(float(p50)), text(float(p99))))
     spent = [int(table[c][host].max() - table[c][host].min()) for c in ("read", "written")]

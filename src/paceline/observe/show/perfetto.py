@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from paceline.exceptions import UsageError
 from paceline.observe.analyse.run_data import Columns, RunData
+from paceline.observe.record.device_lane import DEVICE_LANE
 from paceline.observe.record.phase import COMMUNICATION, COMPUTATION, PHASES, Phase
 from paceline.observe.record.tables import ROLES
 from paceline.storage.atomic import replacing
@@ -32,6 +33,8 @@ _KINDS = {
     Phase.IDLE: "idle",
 }
 _ENDINGS = (".json", ".json.gz")
+_LANES = {0: "main", DEVICE_LANE: "GPU"}
+"""Names of lanes that have one."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ class _Processes:
             for kind, args in (("name", {"name": name}), ("sort_index", {"sort_index": place})):
                 yield {"name": f"process_{kind}", "ph": "M", "pid": pid, "tid": 0, "args": args}
         for pid, lane in sorted(self._lanes):
-            args = {"name": f"lane {lane}" if lane else "main"}
+            args = {"name": _LANES.get(lane, f"lane {lane}")}
             yield {"name": "thread_name", "ph": "M", "pid": pid, "tid": lane, "args": args}
             yield {
                 **{"name": "thread_sort_index", "ph": "M", "pid": pid, "tid": lane},

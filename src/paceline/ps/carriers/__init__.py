@@ -3,6 +3,7 @@
 * `carrier.py`         Carrier: the interface; Attaching: what one is made from.
 * `registry.py`        CARRIERS: all kinds by their names; make_carrier.
 * `shared_carrier.py`  SharedCarrier: memory that a worker on this host shares.
+* `mirrored_carrier.py` MirroredCarrier: the same, for a worker whose device copies slices by itself.
 * `device_carrier.py`  DeviceCarrier: memory of a device that the worker and the server are on.
 * `inline_carrier.py`  InlineCarrier: over the link's own socket.
 * `link_thread.py`     LinkThread: the thread that reads and writes that socket.

@@ -1,5 +1,7 @@
 """DeviceCarrier: gradients and parameters lie on a device that the worker and the server both use."""
 
+import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ from paceline.comm import Connection, Kind, Region
 from paceline.comm.device import FLAGS_BYTES, DeviceBlock, FlagFence, Flags
 from paceline.comm.fence import Fence
 from paceline.comm.frames import field
-from paceline.exceptions import FrameError
+from paceline.exceptions import FrameError, LinkError
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.contributions import Copy, Gradients
 from paceline.ps.device_parameters import DeviceParameters
@@ -19,6 +21,9 @@ __all__ = ["PUSHED", "REPLIED", "DeviceCarrier"]
 
 PUSHED, REPLIED = 0, 1
 """Flags of a link: the worker raises one with every push, the server the other with every reply."""
+_PATIENCE_S, _LOOK_S = 0.5, 0.0001
+_NAN_BYTE = 0xFF
+"""Numbers of any floating-point type that are made of it are NaN."""
 
 
 class DeviceCarrier:
@@ -52,8 +57,7 @@ class DeviceCarrier:
         self.copy: Copy | None = None
         self._untold: dict[str, Any] = {}
         """Fields of the next message: memory that the worker has not been told of."""
-        self._body: dict[str, Any] = {}
-        self._replies = 0
+        self._replies = self._pushes = 0
         self._closed = False
         self.read_in_place(attaching.in_place)
 
@@ -76,7 +80,8 @@ class DeviceCarrier:
 
     def ready(self, message: dict[str, Any]) -> Fence | None:
         """See Carrier."""
-        return FlagFence(self._flags, PUSHED, field(message, "fence", int))
+        self._pushes = field(message, "fence", int)
+        return FlagFence(self._flags, PUSHED, self._pushes)
 
     def pushed_parameters(self) -> Sequence[Tensor]:
         """See Carrier."""
@@ -86,22 +91,25 @@ class DeviceCarrier:
         """See Carrier."""
         handles = {"parameters": self._memory.handle.hex(), "gradients": self._slot.handle.hex()}
         self._connection.send(Kind.ATTACHED, {**facts, **handles, **self._reply_fields()})
+        self.end_reply()
 
     def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
-        """See Carrier."""
-        self._body = body
+        """See Carrier. The message overtakes the work, which the worker's device waits for: the server gives
+        its work to the device while the worker prepares its next step."""
+        with contextlib.suppress(LinkError):  # it died meanwhile; its link says so by itself
+            self._connection.send(Kind.ADMIT, {**body, **self._reply_fields()})
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:
         """See Carrier."""
 
     def end_reply(self) -> None:
-        """See Carrier. The message overtakes the work: the worker's device waits for it."""
-        self._connection.send(Kind.ADMIT, {**self._body, **self._reply_fields()})
+        """See Carrier."""
+        self._flags.raise_in_order(REPLIED, self._replies)
 
     def _reply_fields(self) -> dict[str, Any]:
+        """What the worker's device waits for from this message on. `end_reply` raises the flag."""
         self._replies += 1
-        self._flags.raise_in_order(REPLIED, self._replies)
         untold, self._untold = self._untold, {}
         return {"fence": self._replies, **untold}
 
@@ -114,7 +122,16 @@ class DeviceCarrier:
         self._connection.go_on(connection, received)
 
     def release(self) -> None:
-        """See Carrier."""
+        """See Carrier. A gradient that the worker's device has not written whole is refused: it is made NaN
+        before the server's device, which waits for it, gets to it."""
+        if not self._closed and not self._flags.raised(PUSHED, self._pushes):
+            with self._memory.device.queue() as queue:
+                self._slot.memory.fill_(_NAN_BYTE)
+                mark = queue.mark()
+            # A GPU may put both queues into one, where this one waits for the flag, too: do not insist.
+            until = time.monotonic() + _PATIENCE_S
+            while not mark.reached() and time.monotonic() < until:
+                time.sleep(_LOOK_S)
         self._flags.release(PUSHED)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from paceline.exceptions import FrameError
 from paceline.ps.carriers.carrier import Attaching, Carrier
 from paceline.ps.carriers.device_carrier import DeviceCarrier
 from paceline.ps.carriers.inline_carrier import InlineCarrier
+from paceline.ps.carriers.mirrored_carrier import MirroredCarrier
 from paceline.ps.carriers.shared_carrier import SharedCarrier
 
 __all__ = ["CARRIERS", "make_carrier"]
@@ -14,6 +15,7 @@ __all__ = ["CARRIERS", "make_carrier"]
 CARRIERS: dict[str, Callable[[Attaching], Carrier]] = {
     "device": DeviceCarrier,
     "inline": InlineCarrier,
+    "mirrored": MirroredCarrier,
     "shared": SharedCarrier,
 }
 

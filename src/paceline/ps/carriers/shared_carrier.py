@@ -27,11 +27,13 @@ class SharedCarrier:
     checked = True
     streams = False
     has_thread = False
+    descriptors = 1
+    """How many the worker sends along: of its memory, first."""
 
     def __init__(self, attaching: Attaching) -> None:
         self._connection = attaching.connection
         self._layout = attaching.layout
-        if len(attaching.frame.descriptors) != 1:
+        if len(attaching.frame.descriptors) != self.descriptors:
             raise FrameError("a worker on this host attaches with its memory")
         self._may_share = field(attaching.frame.body, "in_place", bool)
         self._region = Region.attach(attaching.frame.descriptors[0], 2 * self._layout.nbytes)

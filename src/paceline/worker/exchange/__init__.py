@@ -13,6 +13,8 @@
 * `shared_link.py`     SharedLink: in memory that a server on this host sees, too.
 * `inline_link.py`     InlineLink: on the link's socket.
 * `device_link.py`     DeviceLink: on a device that the server uses, too.
+* `mirrored_link.py`   MirroredLink: in shared memory, from and to which a device copies slices by itself.
+* `link_watch.py`      LinkWatch: lets the device's work go on when its server is gone.
 * `exchange_memory.py` ExchangeMemory: the memory that servers on the worker's host see, too.
 * `device_memory.py`   DeviceMemory: the memory of a device that it shares with them.
 * `payloads.py`        Payloads: what is written behind a message.

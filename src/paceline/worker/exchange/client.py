@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Kind
+from paceline.comm.device import SharedDevice
 from paceline.comm.frames import field
 from paceline.exceptions import LinkError
 from paceline.observe.record.phase import Phase
@@ -33,10 +34,16 @@ class Client:
         direct: the exchange that the worker has joined with.
         pipeline: takes over from it, if payloads travel while the worker computes.
         prefetch: number of steps that a reply is awaited later.
+        mirrors: the device between which and the memory here slices are copied beside the script's own work.
     """
 
     def __init__(
-        self, direct: DirectExchange, pipeline: PipelinedExchange | None = None, prefetch: int = 0
+        self,
+        direct: DirectExchange,
+        pipeline: PipelinedExchange | None = None,
+        prefetch: int = 0,
+        *,
+        mirrors: SharedDevice | None = None,
     ) -> None:
         self.links = direct.links
         self.news = direct.news
@@ -44,6 +51,7 @@ class Client:
         self.numbers = direct.numbers
         self.payloads = direct.payloads
         self.pipeline = pipeline
+        self.mirrors = mirrors
         self._exchange: DirectExchange | PipelinedExchange = direct if pipeline is None else pipeline
         self._ahead = None if pipeline is None else LeasesAhead(pipeline, self.links, prefetch)
         # The script calls these in every step.

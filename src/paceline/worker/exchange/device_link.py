@@ -1,7 +1,5 @@
 """DeviceLink: payloads lie on a device that the server uses, too."""
 
-import select
-import threading
 from collections.abc import Collection, Iterator, Sequence
 
 from paceline.comm import Connection, Frame, Kind, Region
@@ -9,31 +7,27 @@ from paceline.comm.device import FLAGS_BYTES
 from paceline.comm.frames import Body, field
 from paceline.params import Slice
 from paceline.worker.exchange.device_memory import DeviceMemory
+from paceline.worker.exchange.link_watch import LinkWatch
 
 __all__ = ["DeviceLink"]
 
 _PUSHED, _REPLIED = 0, 1
 """Flags of a link: see `ps/carriers/device_carrier.py`."""
-_LOOK_S = 0.2
 
 
 class DeviceLink:
     """See LinkCarrier. A push raises a flag in the order of the device's work, and what follows a reply waits
     there for the server's flag; the CPU waits for neither.
 
-    A thread watches the link: if the server dies while work of the device waits for it, that work is let go,
-    so that a script which waits for the device hears of the end, too.
+    If the server dies while work of the device waits for it, that work is let go.
     """
 
     def __init__(self, connection: Connection, memory: DeviceMemory) -> None:
-        self._connection = connection
         self._memory = memory
         self._region = Region.create(FLAGS_BYTES)
         self._flags = memory.device.flags(self._region)
         self._pushes = 0
-        self._closing = threading.Event()
-        self._watch = threading.Thread(target=self._watch_server, name="device link", daemon=True)
-        self._watch.start()
+        self._watch = LinkWatch(connection, lambda: self._flags.release(_REPLIED))
 
     def offer(self) -> tuple[Body, Sequence[int]]:
         """See LinkCarrier."""
@@ -65,23 +59,5 @@ class DeviceLink:
 
     def close(self) -> None:
         """See LinkCarrier."""
-        self._closing.set()
-        self._flags.release(_REPLIED)
-        self._watch.join()
+        self._watch.close()
         self._region.close_descriptor()
-
-    def _watch_server(self) -> None:
-        while not self._closing.wait(_LOOK_S):
-            if self._connection.sock.fileno() < 0 or _hung_up(self._connection):
-                self._flags.release(_REPLIED)
-                return
-
-
-def _hung_up(connection: Connection) -> bool:
-    """Whether the other side has closed its socket, without reading from it."""
-    poll = select.poll()
-    try:
-        poll.register(connection.sock, select.POLLRDHUP)
-    except (OSError, ValueError):  # closed meanwhile
-        return True
-    return bool(poll.poll(0))

@@ -24,6 +24,7 @@ from paceline.worker.exchange.encoders import DifferenceReader, Encoders
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.inline_link import InlineLink
 from paceline.worker.exchange.link_carrier import LinkCarrier
+from paceline.worker.exchange.mirrored_link import MirroredLink
 from paceline.worker.exchange.openmp import make_rest, no_rest
 from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.pipeline import PipelinedExchange
@@ -119,6 +120,8 @@ class Entry:
         self._settings = settings
         self._mode = mode
         self._spans = spans
+        self._device: SharedDevice | None = None
+        """The device that the models are on."""
 
     def offer(
         self, offer: ModelOffer, weights: Callable[[], tuple[Tensor, dict[str, Tensor]]]
@@ -132,7 +135,8 @@ class Entry:
             None: the run was prepared by more calls of prepare() than this worker has made yet.
         """
         links, lead = self.links, self.links.lead
-        if not links.local:  # what travels on sockets is in host memory
+        self._device = offer.device
+        if not links.local:  # servers that payloads travel to are in host memory
             offer = replace(offer, device=None)
         links.send(lead, Kind.OFFER, offer.to_json())
         frame = links.receive(lead, Kind.ADOPT, Kind.ADOPTED)
@@ -188,8 +192,13 @@ class Entry:
             memory = there = DeviceMemory(layout, adopted.device)
             links.carry_with(lambda link: DeviceLink(link.connection, there))
         else:
-            memory = ExchangeMemory(layout, adopted.shared, may_share=in_place)
-            links.carry_with(self._carriers(memory, adopted.placement))
+            memory = here = ExchangeMemory(layout, adopted.shared, may_share=in_place)
+            links.carry_with(self._carriers(here, adopted.placement))
+        mirrors = self._mirrors(adopted.mode)
+        if mirrors is not None:
+            links.carry_with(lambda link: MirroredLink(link.connection, here, mirrors))
+        computes_here = links.local and adopted.device is None
+        """Whether servers update parameters with this host's cores."""
         news, numbers = RunNews(adopted.mode), RequestNumbers()
         placements = Placements(links, layout, adopted.placement)
         encoders = None
@@ -207,16 +216,25 @@ class Entry:
             news,
             numbers,
             greeting=greeting or {},
-            spin_s=spin_for(layout.nbytes, settings.worker_threads + len(links.each)),
-            rest=make_rest(layout.nbytes, torch.get_num_threads()) if links.local else no_rest,
+            spin_s=spin_for(
+                layout.nbytes, settings.worker_threads + len(links.each), on_device=adopted.device is not None
+            ),
+            rest=make_rest(layout.nbytes, torch.get_num_threads()) if computes_here else no_rest,
         )
         direct.attach_all()
         if settings.incarnation and len(links.each) > 1:
             direct.exchange(Kind.PULL)  # it joined a run that goes on: have one version from all servers
         links.reset_byte_counts()
-        if not transfer.pipelined:
-            return Client(direct)
+        if mirrors is not None or not transfer.pipelined:
+            return Client(direct, mirrors=mirrors)
         return Client(direct, PipelinedExchange(direct, self._spans, transfer.prefetch), transfer.prefetch)
+
+    def _mirrors(self, mode: ModeSpec) -> SharedDevice | None:
+        """The models' device, if slices are copied between it and memory that the servers see, too."""
+        transfer = self._settings.transfer
+        near = all(link.connection.local for link in self.links.each)
+        by_step = mode.payload == "gradient" and not mode.local
+        return self._device if near and by_step and transfer.only_overlaps else None
 
     def _carriers(self, memory: ExchangeMemory, placement: Placement) -> Callable[[ServerLink], LinkCarrier]:
         """Makes the carrier of a link: payloads lie in shared memory where that can be had."""

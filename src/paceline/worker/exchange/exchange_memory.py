@@ -26,7 +26,7 @@ class ExchangeMemory:
         self.layout = layout
         self.region = Region.create(2 * layout.nbytes)
         """What is pushed, and behind it the copy of the parameters."""
-        memory = torch.frombuffer(self.region.buffer, dtype=torch.uint8)
+        self.all_bytes = memory = torch.frombuffer(self.region.buffer, dtype=torch.uint8)
         self.gradients, self.copy = memory[: layout.nbytes], memory[layout.nbytes :]
         self.may_share = may_share and shared is not None
         self._shared = shared

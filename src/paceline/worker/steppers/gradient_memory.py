@@ -48,7 +48,9 @@ class GradientMemory:
         self._sums: list[Tensor | None] = [None] * len(self._views)
         self._summed = [0] * len(self._views)
         """The versions of the views that were summed: whoever changes a gradient in place counts it up."""
-        self._flats = flats if sum(flat.nbytes for flat in flats) <= _SMALL_BYTES else ()
+        small = sum(flat.nbytes for flat in flats) <= _SMALL_BYTES
+        # A GPU is slow at many small pieces of work, and has no cache that a gradient would stay in.
+        self._flats = flats if small or any(flat.is_cuda for flat in flats) else ()
         self._zeroed = [False] * len(self._views)
         self._on_gradient: Callable[[int], None] | None = None
         self._hooks: list[RemovableHandle] = []
