@@ -443,6 +443,7 @@ class ServerModel:
             "steps": [],
             "position": newcomer.position,
             "answered": newcomer.answered,
+            "incarnations": newcomer.incarnations,
             "placement": newcomer.placement.to_json(),
         }
         if newcomer.decider is not None:
@@ -660,7 +661,8 @@ class ServerModel:
             placement = Placement.from_json(body["placement"])
             answered = {int(w): int(n) for w, n in body["answered"].items()}
             self.shard.placement = placement
-            for request in follower.begin_at(body["position"], placement, answered):
+            incarnations = {int(w): int(n) for w, n in body["incarnations"].items()}
+            for request in follower.begin_at(body["position"], placement, answered, incarnations):
                 if (peer := self.shard.peers.get(request.worker)) is not None:
                     self.shard.forget_pushes(peer)
         if "decider" in body:

@@ -83,13 +83,23 @@ def test_requests_before_its_place_in_the_order_are_answered_without_it() -> Non
     follower.attach(1, 0)
     assert follower.request(push(3)) and follower.request(PullRequest(1, 7))
     placement = Placement(1, frozenset({0}), ((0,), (0,)))
-    assert follower.begin_at(20, placement, {0: 3, 1: 6}) == [push(3)]
+    assert follower.begin_at(20, placement, {0: 3, 1: 6}, {0: 0, 1: 0}) == [push(3)]
     assert follower.takes_part and follower.log.position == 20 and follower.present.placement == placement
     assert follower.owed == [1]
     assert not follower.request(push(3)), "sent again over another socket"
     assert follower.request(push(4))
     follower.attach(0, 1)
     assert follower.request(push(1)), "another process, which counts from one"
+
+
+def test_a_process_that_came_before_its_place_in_the_order_counts_anew() -> None:
+    """The order's beginning tells of requests of the process that it replaces."""
+    follower = machine(takes_part=False)
+    follower.attach(0, 1)
+    follower.attach(1, 1)
+    placement = Placement(1, frozenset({0}), ((0,), (0,)))
+    assert follower.begin_at(20, placement, {0: 3, 1: 6}, {0: 0}) == []
+    assert follower.request(push(1))
 
 
 def test_without_replicas_nothing_is_kept() -> None:
@@ -154,7 +164,9 @@ def test_it_waits_for_those_who_own_the_slices_now_not_when_it_adopted_the_model
     server = Newcomer()
     before = Placement(1, frozenset({0}), ((0,), (0,)))
     place = ["place", *Placement(2, frozenset({0, 2}), ((2, 0), (0, 2))).to_json()]
-    server.hear(Kind.ORDER, position=7, answered={}, placement=before.to_json(), steps=[place])
+    server.hear(
+        Kind.ORDER, position=7, answered={}, incarnations={}, placement=before.to_json(), steps=[place]
+    )
     assert server.machine.log.position == 8 and server.holding.placed == []
     server.hear(Kind.STATE, number=2)
     assert server.holding.placed == [2]

@@ -333,8 +333,10 @@ class Follower:
         if "position" in body:  # it came later, and begins here
             placement = Placement.from_json(body["placement"])
             answered = {int(w): int(n) for w, n in field(body, "answered", dict).items()}
+            incarnations = {int(w): int(n) for w, n in field(body, "incarnations", dict).items()}
             self._executor.placement = placement
-            for request in machine.begin_at(field(body, "position", int), placement, answered):
+            position = field(body, "position", int)
+            for request in machine.begin_at(position, placement, answered, incarnations):
                 self._attachments.skip(request.worker)
         if "decider" in body:
             machine.know(body["decider"], body["records"])

@@ -104,6 +104,7 @@ class Replicator:
             "steps": [],
             "position": newcomer.position,
             "answered": newcomer.answered,
+            "incarnations": newcomer.incarnations,
             "placement": newcomer.placement.to_json(),
         }
         if newcomer.decider is not None:

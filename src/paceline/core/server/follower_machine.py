@@ -119,13 +119,19 @@ class FollowerMachine:
     # --- the order --------------------------------------------------------------------------------
 
     def begin_at(
-        self, position: int, placement: Placement, answered: Mapping[int, int]
+        self,
+        position: int,
+        placement: Placement,
+        answered: Mapping[int, int],
+        incarnations: Mapping[int, int],
     ) -> list[OrderedRequest]:
         """This server takes part from a position in the order on.
 
         Args:
             placement: the last one before.
             answered: number of each worker's last request that is answered before.
+            incarnations: the processes that made those requests. One that came here in the place of such a
+                process counts its requests anew.
 
         Returns:
             Requests of workers that came here and were answered without this server.
@@ -133,7 +139,12 @@ class FollowerMachine:
         self.log.begin_at(position)
         self.present.placement = placement
         self.takes_part = True
-        self._answered_before = dict(answered)
+        here = self.present.attached
+        self._answered_before = {
+            worker: number
+            for worker, number in answered.items()
+            if worker in incarnations and here.get(worker, incarnations[worker]) == incarnations[worker]
+        }
         skipped = []
         for request in [*self._unanswered.values()]:
             if isinstance(request, _ORDERED) and self._is_answered(request):

@@ -178,7 +178,9 @@ class Placer:
         # It may have adopted the model under an earlier placement.
         records = self._order.unwritten if self._settings.replicates else ()
         position = self._order.log.position
-        self._out.put(TakeIn(server, position, answered, self._present.ordered, state, records))
+        incarnations = dict(decider.roster.incarnations)
+        placement = self._present.ordered
+        self._out.put(TakeIn(server, position, answered, placement, state, records, incarnations))
         self.followers.add(server)
 
     def _leave_behind(self, server: int) -> None:

@@ -60,11 +60,15 @@ class DirectExchange:
 
     def attach_all(self) -> None:
         """Attach to every server. The lead comes last: it opens the gate when all workers are everywhere."""
-        for link in reversed(self.links.each):
+        links, welcome = self.links, None
+        for link in reversed([*links.each]):
+            if link not in links.each:
+                continue  # it led, and is gone: another server has said that it leads now
             self._attach(link)
-            if link is not self.links.lead:
-                self._take_parameters(link, Kind.ATTACHED)
-        self.news.welcomed(self._take_parameters(self.links.lead, Kind.ATTACHED))
+            if link is not links.lead:
+                answer = self._take_parameters(link, Kind.ATTACHED)
+                welcome = answer if link is links.lead else welcome
+        self.news.welcomed(welcome or self._take_parameters(links.lead, Kind.ATTACHED))
         self.get_ready()  # servers may have come since this worker was told which there are
 
     def _attach(self, link: ServerLink) -> None:
