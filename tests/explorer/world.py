@@ -347,9 +347,11 @@ class Explored:
             for i, each in contents_from_json(saved["contents"]).items()
         }
         dropped: set[tuple[int, ...]] = set()
+        leads = [(pid, self._facts[number]) for pid, number in state.processes if self._facts[number].leads]
+        ordered = {each for pid, facts in leads for each in (pid, *facts.followers)}
         for pid, number in state.processes:
             server: ServerModel = copy_of(self._packed[number])
-            if pid.role != "s" or not server.takes_part:
+            if pid.role != "s" or pid not in ordered:
                 continue
             dropped |= {(p.worker, p.incarnation, p.sequence) for p in server.shard.dropped}
             for i in server.shard.placement.held(server.rank):

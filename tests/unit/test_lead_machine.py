@@ -310,6 +310,20 @@ def test_a_worker_that_joins_while_slices_change_hands_is_told_of_their_new_serv
     assert welcome.notes["next"] == [machine.present.ordered.to_json(), {}]
 
 
+def test_a_new_server_that_dies_before_it_has_its_slices_costs_nothing() -> None:
+    """All others have all of theirs: the placement does without it, as before it came."""
+    led = Led("asp", servers=2, replicas=1)
+    led.do(led.machine.server_gone(1, "killed", 0.0))
+    led.machine.newcomer_came(1, {"port": 2})
+    led.do(led.machine.server_adopted(1))
+    number = led.machine.present.ordered.number + 1
+    for worker in (0, 1):
+        led.do(led.machine.request(PullRequest(worker, 1, ready=number), 0.0))
+    assert led.machine.present.ordered.servers == {0, 1}
+    led.do(led.machine.server_gone(1, "killed again", 0.0))
+    assert [*led.of(FailRun)] == [] and led.machine.present.ordered.servers == {0}
+
+
 def test_a_new_server_gets_the_records_that_the_state_it_gets_knows_of() -> None:
     """The push that makes the last worker ready is applied behind that state: an event brings it."""
     led = Led("asp", servers=2, replicas=1)

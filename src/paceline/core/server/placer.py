@@ -119,7 +119,7 @@ class Placer:
     def _do_without(self, server: int, reason: str) -> bool:
         """Other servers hold copies of its slices, or the run cannot go on."""
         placement = None
-        if self._settings.replicates and self._gate.open and not self._changes.settling:
+        if self._settings.replicates and self._gate.open and self._has_settled_without(server):
             placement = self._present.ordered.without(server)
         if placement is None:
             self._out.put(ReportProgress())  # the last that is known of what is lost
@@ -127,9 +127,15 @@ class Placer:
             return False
         self._out.put(WriteLog(f"server:{server}: {reason}; others answer for its slices"))
         self._changes.change = None
+        self._changes.settling.discard(server)
         self._order.place(placement)
         self._plan()
         return True
+
+    def _has_settled_without(self, server: int) -> bool:
+        """Whether all servers but this one have the slices of the latest placement."""
+        settling, present = self._changes.settling, self._present
+        return not settling or (settling == {server} and present.placement.number == present.ordered.number)
 
     # --- the next placement -----------------------------------------------------------------------
 
