@@ -36,6 +36,7 @@ nothing else can happen.
 
 * `model.py`        processes, messages, World: one small run.
 * `snapshots.py`    packed processes, and the form that equal ones share.
+* `beginnings.py`   what servers begin with.
 * `servers.py`      a server: the core's machines, and what `ps/` does around them. `shards.py` executes.
 * `workers.py`      a worker's script on the real Client; `links.py` stands in for its sockets.
 * `controllers.py`  the controller: the core's RunMachine.

@@ -17,6 +17,7 @@ from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.placements import Placements
 from paceline.worker.exchange.run_news import RequestNumbers, RunNews
 from paceline.worker.exchange.server_links import LinkSettings, ServerLink, ServerLinks
+from tests.explorer.beginnings import layout_of, place_of
 from tests.explorer.links import (
     Blocked,
     ExploredCarrier,
@@ -28,7 +29,6 @@ from tests.explorer.links import (
     receive,
 )
 from tests.explorer.model import CONTROLLER, Broken, Message, Output, Pid, World, message
-from tests.explorer.servers import layout_of, place_of
 from tests.explorer.snapshots import canonical, copy_of, packed
 
 __all__ = ["WorkerModel"]

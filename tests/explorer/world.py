@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from paceline.core.run_decisions import RunState
+from tests.explorer.beginnings import Disk, contents_from_json
 from tests.explorer.controllers import ControllerModel
 from tests.explorer.links import ACCEPTED, REFUSED
 from tests.explorer.model import CONTROLLER, END, Broken, Message, Output, Pid, World, message
-from tests.explorer.servers import Disk, ServerModel, contents_from_json
+from tests.explorer.servers import ServerModel
 from tests.explorer.snapshots import canonical, copy_of, packed
 from tests.explorer.workers import WorkerModel
 
