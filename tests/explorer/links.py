@@ -11,6 +11,8 @@ from typing import Any
 
 from paceline.comm import Address, Frame, Kind
 from paceline.comm.frames import Body
+from paceline.comm.message_codec import body_of
+from paceline.comm.worker_messages import AttachMessage
 from paceline.exceptions import LinkError
 from tests.explorer.model import END, Message, Output, Pid, message
 
@@ -40,6 +42,8 @@ class Surroundings:
         self.me = me
         self.inputs = list(inputs)
         self.outputs: list[Output] = []
+        self.positions: list[int] = []
+        """Samples that the next push was computed from."""
 
     def next(self, what: str, whom: Pid) -> Message:
         if not self.inputs:
@@ -63,6 +67,11 @@ def receive(whom: Pid) -> Message:
 
 def put(to: Pid | None, sent: Message, do: str = "") -> None:
     _now[0].outputs.append(Output(to, sent, do))
+
+
+def computed_from(positions: list[int]) -> None:
+    """The next push was computed from these samples."""
+    _now[0].positions = positions
 
 
 class _Sock:
@@ -91,11 +100,17 @@ class ExploredLink:
 
     def spin(self, seconds: float) -> None: ...
 
+    def tell(self, said: object, payload: Sequence[memoryview] = (), descriptors: Sequence[int] = ()) -> None:
+        kind, body = body_of(said)
+        self.send(kind, body, payload, descriptors)
+
     def send(
         self, kind: Kind, body: Body, payload: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
     ) -> None:
         if self.closed:
             raise LinkError(f"the link to {self.peer} is closed")
+        if kind is Kind.PUSH:
+            body = {**body, "at": _now[0].positions}
         if kind is not Kind.HELLO:
             put(self.server, Message(kind.name, json.dumps(body, sort_keys=True)))
 
@@ -130,16 +145,21 @@ ACCEPTED, REFUSED = message("ACCEPTED"), message("REFUSED")
 class ExploredCarrier:
     """Payloads lie in shared memory: nothing travels."""
 
-    def offer(self) -> tuple[Body, Sequence[int]]:
-        return {}, ()
+    def __init__(self, compress: str) -> None:
+        self._compress = compress
 
-    def hear(self, kind: Kind, body: Body) -> None: ...
+    def offer(self, message: AttachMessage) -> Sequence[int]:
+        if self._compress != "none":
+            message.compress = self._compress
+        return ()
 
-    def arrange(self, sends: Sequence[Any], owned: Sequence[int]) -> Body | None:
+    def hear(self, reply: Any) -> None: ...
+
+    def arrange(self, sends: Sequence[Any], owned: Sequence[int]) -> None:
         return None
 
-    def write(self, kind: Kind, message: Body, due: Any) -> tuple[Body, Sequence[memoryview]]:
-        return dict(message), ()
+    def write(self, message: Any, due: Any) -> tuple[Any, Sequence[memoryview]]:
+        return message, ()
 
     def read(self, frame: Frame, into: Any = None) -> Iterator[int]:
         return iter(())

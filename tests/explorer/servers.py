@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any, assert_never
 
 from paceline.causes import cause_of
-from paceline.comm import Frame, Kind
+from paceline.comm import Kind
+from paceline.comm.worker_messages import TO_SERVER
 from paceline.core.decider import Decider
 from paceline.core.decider_state import decider_state_to_json
 from paceline.core.events import Event, events_from_json, events_to_json
@@ -39,7 +40,7 @@ from paceline.core.steps import (
     steps_to_json,
 )
 from paceline.core.totals import Applied
-from paceline.ps.worker_frames import LEADER_ONLY, account_events, read_request
+from paceline.ps.worker_frames import account_events, read_request
 from tests.explorer.beginnings import (
     Disk,
     contents_from_json,
@@ -54,7 +55,7 @@ from tests.explorer.shards import Peer, Pushed, Shard, Slice
 
 __all__ = ["ServerModel"]
 
-_REQUESTS = {"PUSH", "PULL", "ASSIGN", *(kind.name for kind in LEADER_ONLY)}
+_REQUESTS = {"PUSH", "PULL", "ASSIGN", "TAKE", "VOTE", "CALL"}
 
 
 class ServerModel:
@@ -225,22 +226,26 @@ class ServerModel:
         self.shard.peers[source.rank] = peer
         return peer
 
-    def _keep(self, source: Pid, request: PushRequest | AssignRequest, body: dict[str, Any]) -> None:
+    def _keep(
+        self, source: Pid, request: PushRequest | AssignRequest, positions: list[int], read: int
+    ) -> None:
         push = request.push.id if isinstance(request, PushRequest) else request.push
         void = isinstance(request, PushRequest) and request.push.void
-        pushed = Pushed(self._peer(source), tuple(body.get("at", ())), body["read_version"], void)
+        pushed = Pushed(self._peer(source), tuple(positions), read, void)
         self.shard.receive(push, pushed)
 
     def _lead_hears(self, lead: LeadMachine, source: Pid, received: Message) -> None:
         kind, body = received.kind, received.body
-        if received == END or kind == "BYE":
+        if received == END or kind == "DETACH":
             self.offers = [each for each in self.offers if each != source]
             peer = self.shard.peers.get(source.rank)
             if peer is not None and peer.incarnation == source.incarnation:
-                finished = kind == "BYE" and not body.get("left", False)
-                told = account_events(body, source.rank) if kind == "BYE" else ()
+                finished = kind == "DETACH" and not body.get("left", False)
+                told = (
+                    account_events(TO_SERVER.read(Kind[kind], body), source.rank) if kind == "DETACH" else ()
+                )
                 self._worker_left(source.rank, peer, finished=finished, told=told)
-                if kind != "BYE":
+                if kind != "DETACH":
                     lead.link_lost(source.rank, source.incarnation, 0.0)
         elif kind == "OFFER":
             self.offers.append(source)
@@ -253,9 +258,11 @@ class ServerModel:
         elif kind == "SAVED":
             self._follow(lead.worker_saved(source.rank, body.get("cut", 0)))
         elif kind in _REQUESTS:
-            request = read_request(Frame(Kind[kind], body, 0, []), self._known(source), 1)
+            positions = body.pop("at", [])
+            asked: Any = TO_SERVER.read(Kind[kind], body)
+            request = read_request(asked, self._known(source), 1)
             if isinstance(request, PushRequest | AssignRequest):
-                self._keep(source, request, body)
+                self._keep(source, request, positions, body["read_version"])
             self._follow(lead.request(request, 0.0))
         elif kind not in ("HELLO", "PROBE", "SENDS"):
             raise Broken(f"{source} sent {kind}")
@@ -263,23 +270,27 @@ class ServerModel:
     def _follower_hears(self, source: Pid, received: Message) -> None:
         follower, kind, body = self.follower, received.kind, received.body
         assert follower is not None
-        if received == END or kind == "BYE":
+        if received == END or kind == "DETACH":
             peer = self.shard.peers.get(source.rank)
             if peer is not None and peer.incarnation == source.incarnation:
-                self._worker_left(source.rank, peer, finished=kind == "BYE" and not body.get("left", False))
+                self._worker_left(
+                    source.rank, peer, finished=kind == "DETACH" and not body.get("left", False)
+                )
         elif kind == "ATTACH":
             self._attach(source, body)
             follower.attach(source.rank, source.incarnation)
             self._send(source, "ATTACHED", owned=self.shard.placement.owned(self.rank))
         elif kind in _REQUESTS:
-            request = read_request(Frame(Kind[kind], body, 0, []), self._known(source), 1)
+            positions = body.pop("at", [])
+            asked: Any = TO_SERVER.read(Kind[kind], body)
+            request = read_request(asked, self._known(source), 1)
             if kind in ("TAKE", "VOTE", "CALL"):
                 follower.request(request)
                 return
             if follower.keeps_requests and not follower.request(request):
                 return
             if isinstance(request, PushRequest | AssignRequest):
-                self._keep(source, request, body)
+                self._keep(source, request, positions, body["read_version"])
                 self._advance()
         elif kind not in ("HELLO", "PROBE", "SENDS", "SAVED"):
             raise Broken(f"{source} sent {kind}")

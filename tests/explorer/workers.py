@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.causes import cause_of
 from paceline.comm import Address, Kind
+from paceline.comm.worker_messages import AdmitReply
 from paceline.core.modes import parse_mode
 from paceline.exceptions import PacelineError
 from paceline.params import Placement
@@ -15,7 +16,7 @@ from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.direct_exchange import DirectExchange
 from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.placements import Placements
-from paceline.worker.exchange.run_news import RequestNumbers, RunNews
+from paceline.worker.exchange.run_news import RequestNumbers, RunNews, new_pull, new_push
 from paceline.worker.exchange.server_links import LinkSettings, ServerLink, ServerLinks
 from tests.explorer.beginnings import layout_of, place_of
 from tests.explorer.links import (
@@ -25,6 +26,7 @@ from tests.explorer.links import (
     ExploredMemory,
     Surroundings,
     around,
+    computed_from,
     put,
     receive,
 )
@@ -34,16 +36,20 @@ from tests.explorer.snapshots import canonical, copy_of, packed
 __all__ = ["WorkerModel"]
 
 
-def carrier_of(link: ServerLink) -> Any:
-    return ExploredCarrier()
+def plain_carrier(link: ServerLink) -> Any:
+    return ExploredCarrier("none")
+
+
+def compressing_carrier(link: ServerLink) -> Any:
+    return ExploredCarrier("topk:0.5")
 
 
 class ToldPayloads(Payloads):
     """Payloads that pass on what becomes of pushes, as encoders would hear it."""
 
-    def hear_fates(self, reply: dict[str, Any]) -> None:
-        if told := reply.get("unapplied"):
-            put(None, message("UNAPPLIED", sequences=told), do="unapplied")
+    def hear_fates(self, reply: AdmitReply) -> None:
+        if reply.unapplied:
+            put(None, message("UNAPPLIED", sequences=list(reply.unapplied)), do="unapplied")
 
 
 class Script:
@@ -88,13 +94,14 @@ class Script:
         address = Address.from_json(place_of(lead))
         lane: Any = ExploredLane()
         links = ServerLinks(settings, mode, lead=lead.rank, address=address, lane=lane)
-        links.send(links.lead, Kind.OFFER, {})
-        body = links.receive(links.lead, Kind.ADOPTED).body
+        first: Any = links.lead.connection
+        first.send(Kind.OFFER, {})
+        body = first.receive().body
         placement = Placement.from_json(body["placement"])
         links.replicated = body["replicated"]
         for rank in sorted(placement.servers - {lead.rank}):
             links.reach(rank, Address.from_json(body["servers"][str(rank)]))
-        links.carry_with(carrier_of)
+        links.carry_with(plain_carrier if world.compress == "none" else compressing_carrier)
         layout = layout_of(world)
         memory: Any = ExploredMemory(layout)
         news, numbers = RunNews(parse_mode(body["mode"])), RequestNumbers()
@@ -106,13 +113,13 @@ class Script:
             ToldPayloads(links, memory, [every], None),
             news,
             numbers,
-            greeting={} if world.compress == "none" else {"compress": world.compress},
+            listens=None,
             spin_s=0.0,
             rest=int,
         )
         direct.attach_all()
         if pid.incarnation and len(links.each) > 1:
-            direct.exchange(Kind.PULL)
+            direct.exchange(new_pull())
         self.client = Client(direct)
         self.epoch = body["epoch"]
         self.stage = "take" if world.batches else "step"
@@ -198,9 +205,9 @@ class Script:
         assert client is not None
         mode = self.mode
         positions = [at for _, many in covered for at in many]
-        body: dict[str, Any] = {"samples": len(positions) or 1, "at": positions}
-        if covered:
-            body["leases"] = [number for number, _ in covered]
+        push = new_push()
+        push.samples, push.leases = len(positions) or 1, tuple(number for number, _ in covered)
+        computed_from(positions)
         self.fetched_ago += mode.push_every
         fetch = (
             not (mode.needs_memory or mode.serverless or mode.by_epoch)
@@ -209,9 +216,9 @@ class Script:
         if fetch:
             self.fetched_ago = 0
         if mode.serverless:
-            body["carries"] = "parameters" if client.news.cut_next else "nothing"
+            push.carries = "parameters" if client.news.cut_next else "nothing"
         number = client.numbers.sequence
-        client.exchange(Kind.PUSH, fetch=fetch, **body)
+        client.exchange(push, fetch=fetch)
         put(None, message("PUSHED", push=[*self.pid[1:], number]), do="acknowledged")
         self._after()
 

@@ -5,9 +5,9 @@ What is written here is for reading only: a full disk costs some of it, and neve
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from paceline.control.rundir import RunDirectory
+from paceline.core.json_types import Json
 from paceline.exceptions import CheckpointError
 from paceline.observe import RunStatus
 from paceline.observe.record.values import values_left_out
@@ -30,23 +30,23 @@ class RunRecord:
     def note(self, text: str) -> None:
         """Tell the user something."""
         self.status.messages.append(text)
-        self.event({"kind": "note", "text": text})
+        self.event("note", text=text)
 
     def note_once(self, text: str) -> None:
         """Tell the user something that was not told before."""
         if text not in self.status.messages:
             self.note(text)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, kind: str, **fields: Json) -> None:
         """Append to the run's events."""
         with self.tolerating_full_disk():
-            self.directory.append_event(event)
+            self.directory.append_event({"kind": kind, **fields})
 
     def stranger(self, reason: str) -> None:
         """A connection was refused. The first thousand are recorded."""
         self._strangers += 1
         if self._strangers <= _MAX_STRANGERS:
-            self.event({"kind": "stranger", "reason": reason})
+            self.event("stranger", reason=reason)
 
     def spans_broken(self, problem: str | None) -> None:
         """A role cannot write its spans. The user is told once."""
@@ -75,7 +75,7 @@ class RunRecord:
         """Versions of the checkpoints."""
         return [int(name.rpartition("-")[2]) for name in self.status.checkpoints]
 
-    def record_setting(self, **settings: Any) -> None:
+    def record_setting(self, **settings: Json) -> None:
         """Write a setting that changed during the run, for `paceline resume`."""
         with self.tolerating_full_disk():
             self.directory.record_setting(**settings)

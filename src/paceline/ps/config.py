@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.comm.frames import field
 from paceline.core.decider import Decider
 from paceline.core.descent import Descent
+from paceline.core.json_types import JsonObject
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.server.lead_settings import LeadSettings
@@ -100,7 +100,7 @@ def new_decider(config: ServerConfig) -> Decider:
 def begin(
     decider: Decider,
     config: ServerConfig,
-    data: dict[str, Any] | None,
+    data: JsonObject | None,
     spec: OptimizerSpec,
     checkpoint: Checkpoint | None,
 ) -> None:
@@ -116,7 +116,7 @@ def begin(
         decider.restore(checkpoint.meta["lead"])
 
 
-def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | None:
+def book_of(config: ServerConfig, data: JsonObject | None) -> LeaseBook | None:
     """The leases of a run; None if it has no loader, or one without an end."""
     if data is None or "samples" not in data:
         return None
