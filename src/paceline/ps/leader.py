@@ -144,8 +144,7 @@ class Leader:
         if self._executor.reduced is not None:  # the leader before died between the halves of an update
             self._follow(self._machine.reduced(*self._executor.reduced))
         for request in unheard:
-            peer = self._executor.peers.get(request.worker)
-            if peer is None:
+            if (peer := self._executor.peers.get(request.worker)) is None:
                 continue
             try:
                 with self._ends_run:
