@@ -62,7 +62,9 @@ class Offer:
         numbers = {"models": self.models, "calls": self.calls}
         return {**found, **{what: number for what, number in numbers.items() if number > 1}}
 
-    def message(self, checkpoint: str | None, placement: Placement, extras_bytes: int) -> ModelMessage:
+    def message(
+        self, checkpoint: str | None, placement: Placement, extras_bytes: int, *, takes_part: bool
+    ) -> ModelMessage:
         """For another server; see the fields there."""
         return ModelMessage(
             layout=self.layout.to_json(),
@@ -74,6 +76,7 @@ class Offer:
             calls=self.calls,
             checkpoint=checkpoint,
             placement=placement,
+            takes_part=takes_part,
             extras_bytes=extras_bytes,
         )
 

@@ -229,6 +229,7 @@ class Attachments:
         self._hub.release(peer.connection)
         if self._executor.peers.get(peer.worker) is peer:
             del self._executor.peers[peer.worker]
+        self._executor.departures.gone(peer.worker, peer.incarnation)
         log.info("%s %s", peer.name, "finished" if finished else "is gone")
         if any(pushed.peer is peer and not pushed.held for pushed in self._executor.pushed.values()):
             peer.connection.close()  # its gradient memory is still due

@@ -388,7 +388,8 @@ class Follower:
         """This server came to a run that goes on, and takes part from here on."""
         placement = message.placement
         self._executor.placement = placement
-        for request in self.machine.begin_at(message.position, placement, message.answered):
+        answered, incarnations = message.answered, message.incarnations
+        for request in self.machine.begin_at(message.position, placement, answered, incarnations):
             self._attachments.skip(request.worker)
         if message.decider is not None:
             self.machine.know(message.decider, message.records)
@@ -429,7 +430,7 @@ class Follower:
             begin(decider, self.config, model.data, spec, checkpoint)
             standby = Standby(decider)
             self.heir = Heir(model, read_blob(bytes(extras), "the run's buffers"))
-        takes_part = self.config.rank in placement.servers
+        takes_part = model.takes_part
         self.machine.adopt(layout, placement, len(spec.groups_of), standby, takes_part=takes_part)
         link.tell(ModelHeld())
         link.send_aside()

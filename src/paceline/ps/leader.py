@@ -139,12 +139,12 @@ class Leader:
 
     def _succeed(self, follower: Follower) -> None:
         """Go on where the leader before has stopped."""
+        unheard = follower.machine.unheard([*self._executor.queue])
         self._follow(self._machine.succeed(follower.machine, time.monotonic()))
         if self._executor.reduced is not None:  # the leader before died between the halves of an update
             self._follow(self._machine.reduced(*self._executor.reduced))
-        for request in follower.machine.unheard():
-            peer = self._executor.peers.get(request.worker)
-            if peer is None:
+        for request in unheard:
+            if (peer := self._executor.peers.get(request.worker)) is None:
                 continue
             try:
                 with self._ends_run:
@@ -203,7 +203,7 @@ class Leader:
                 self._answer(worker, sent.CallReply(values=tuple(values), **notes))
             case actions.Welcome(worker, notes):
                 if (peer := self._executor.peers.get(worker)) is not None:
-                    self._attachments.welcome(peer, sent.AttachedReply(**notes))
+                    self._attachments.welcome(peer, self._desk.welcome(notes))
             case actions.Tell(report):
                 self._report(report)
             case actions.TellUser(text):
