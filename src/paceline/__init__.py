@@ -8,6 +8,7 @@ From the top down; a package imports only from those below it:
 
 * `cli/`, `__main__.py`  the commands.
 * `integrations/` PyTorch Lightning's and transformers' Trainer in a run.
+* `papers/`      `paceline bench`: the experiments of the papers that Paceline is built from, repeated.
 * `api/`         everything that commands, scripts and notebooks call.
 * `control/`     the controller: starts, watches and replaces processes, writes the run directory.
 * `engines/`     starts processes.
@@ -47,6 +48,7 @@ if typing.TYPE_CHECKING:
         load_run,
         load_study,
         log,
+        loss_of,
         mean,
         mode,
         no_sync,
@@ -83,6 +85,7 @@ __all__ = [
     "load_run",
     "load_study",
     "log",
+    "loss_of",
     "mean",
     "mode",
     "no_sync",

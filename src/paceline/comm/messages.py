@@ -40,6 +40,7 @@ __all__ = [
     "ReplaceWorker",
     "RoleError",
     "RoleFinished",
+    "RolesExpected",
     "RunEndsEarly",
     "SaveBegun",
     "SaveCut",
@@ -231,6 +232,14 @@ class ServerAddresses(NamedTuple):
     lead: int
 
 
+@message(Kind.EXPECTED)
+class RolesExpected(NamedTuple):
+    """The run's processes by rank, and the incarnation of each: others may not take their places."""
+
+    workers: dict[int, int]
+    servers: dict[int, int]
+
+
 @message(Kind.STOP)
 class StopServing(NamedTuple):
     """End this server."""
@@ -330,6 +339,7 @@ ToController = (
 )
 FromController = (
     ServerAddresses
+    | RolesExpected
     | StopServing
     | LastWordsKept
     | SaveNow

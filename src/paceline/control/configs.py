@@ -10,7 +10,7 @@ from paceline.control.rundir import RunDirectory
 from paceline.core.json_types import JsonObject
 from paceline.observe.record.thinning import value_rows
 from paceline.plan import Plan
-from paceline.plan.job import settings_for
+from paceline.plan.job_settings import settings_for
 from paceline.plan.option import RoleKind
 from paceline.plan.program_check import search_path
 

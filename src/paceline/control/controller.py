@@ -9,7 +9,6 @@ It holds no parameters and no leases: training does not pass through it.
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -31,7 +30,7 @@ from paceline.comm.messages import (
 from paceline.control.awaited_save import AwaitedSave
 from paceline.control.beginning import Beginning, new_run
 from paceline.control.evaluations import Evaluations
-from paceline.control.hearing import Hearing
+from paceline.control.hearing import Hearing, expected_roles
 from paceline.control.interrupts import interrupts
 from paceline.control.journal import Journal, Knowledge, kept_status
 from paceline.control.mode_switches import GUARD, ModeSwitches
@@ -124,6 +123,7 @@ class Controller:
             patience_s=job.deadline_s,
             clock_ns=begin.clock_ns,
             replaced=machine.outdated,
+            known=machine.knows,
         )
         self._processes = RoleProcesses(
             plan,
@@ -356,11 +356,9 @@ class Controller:
     def _on_tick(self, now: float) -> Sequence[Decision]:
         """Ask the guard, and the time limit."""
         self._evaluations.tick(now)
-        state = self._machine.state
-        if state is RunState.RUNNING and GUARD not in self._switches.pending:
-            verdict = self._guard.consult()
-            if verdict is not None:
-                return self._hearing.follow(verdict)
+        state, is_free = self._machine.state, GUARD not in self._switches.pending
+        if state is RunState.RUNNING and is_free and (verdict := self._guard.consult()) is not None:
+            return self._hearing.follow(verdict)
         if self._guard.wants_snapshot(now, running=state is RunState.RUNNING):
             self._links.tell(self._lead, SaveSoon())
         if state in (RunState.RUNNING, RunState.RECOVERING):
@@ -397,6 +395,8 @@ class Controller:
             worker = self.status.workers.setdefault(rank, WorkerStatus(rank=rank))
             worker.restarts = machine.restarts[rank]
             worker.state = "starting"
+        for server in self._links.connected("server"):  # before it can come to them
+            self._links.tell(server, expected_roles(machine))
         self._processes.start(launch, around)
 
     def _dismiss(self, rank: int) -> None:
@@ -538,7 +538,7 @@ class Controller:
         self._guard.discard_bad()
         with contextlib.suppress(CheckpointError):
             clean_temporary(self._record.directory.checkpoints_path)
-        shutil.rmtree(self._record.directory.path / "snapshots", ignore_errors=True)
+        self._evaluations.remove_snapshots()
 
     # --- the end ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ wait for it: it may be slow, stopped or killed.
 """
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -135,6 +136,10 @@ class Evaluations:
         name, _ = self._wishes.pop(process)
         with self._record.tolerating_full_disk():
             self._requests.answer(name, asdict(answer))
+
+    def remove_snapshots(self) -> None:
+        """Remove those of an earlier start, or of a run that is over."""
+        shutil.rmtree(self._record.directory.path / "snapshots", ignore_errors=True)
 
     def evaluated(self, name: str, found: EvaluatedRequest) -> None:
         """A reader tells what it measured. It is answered how far the run is.

@@ -15,6 +15,7 @@ from paceline.comm.messages import (
     ReplaceWorker,
     RoleError,
     RoleFinished,
+    RolesExpected,
     RunEndsEarly,
     SaveBegun,
     SaveCut,
@@ -45,7 +46,7 @@ from paceline.exceptions import FrameError, ScriptExit, UpdateOverflow, UsageErr
 from paceline.observe import ServerStatus, WorkerStatus
 from paceline.storage.run_requests import Refused
 
-__all__ = ["Hearing"]
+__all__ = ["Hearing", "expected_roles"]
 
 
 class Hearing:
@@ -120,6 +121,7 @@ class Hearing:
                 self._reports.metrics(rank, message)
             case ServerListening(address):
                 self._links.locate(rank, address)
+                self._links.tell(said.name, expected_roles(self._machine))
                 return [*self._machine.server_ready(rank), *self._takeover.decisions_if_rebuilt()]
             case ServerReport():
                 self._reports.server(rank, message)
@@ -213,6 +215,11 @@ class Hearing:
                 return self._machine.give_up(message)
             case _:
                 assert_never(verdict)
+
+
+def expected_roles(machine: RunMachine) -> RolesExpected:
+    """What servers must know of the run's processes."""
+    return RolesExpected({**machine.incarnations}, {**machine.server_incarnations})
 
 
 def _cause(report: RoleError) -> Cause:

@@ -18,6 +18,7 @@ fire_scenes.py        drawn landscapes with fire and smoke, for the photos
 accuracy.py           how good a classifier is
 average_precision.py  how good a detector is
 perplexity.py         how well a language model predicts
+pictures.py           pictures of what a trained model does
 options.py            the options that all examples have
 """
 

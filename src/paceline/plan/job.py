@@ -16,6 +16,7 @@ from paceline.comm.transfer import Transfer
 from paceline.core.local_spec import LOCAL_FORMS, parse_local
 from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.modes.presets import HINTS
+from paceline.core.pipeline_spec import PIPELINE_SCHEDULES, PipelineSpec, parse_pipeline
 from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.checks import (
@@ -29,7 +30,6 @@ from paceline.plan.checks import (
     whole_number,
 )
 from paceline.plan.devices import SERVER_DEVICES, check_device
-from paceline.plan.knobs import KNOBS
 from paceline.plan.option import (
     COMMUNICATION,
     CONSISTENCY,
@@ -39,15 +39,14 @@ from paceline.plan.option import (
     ONE_NEW_RUN,
     ONE_RUN,
     PROCESSES,
-    Command,
     Option,
-    RoleKind,
+    in_worker,
     option,
     options_of,
 )
 from paceline.plan.rules import check_job
 
-__all__ = ["JOB_OPTIONS", "KNOBS", "LINKS", "Job", "command_options", "settings_for"]
+__all__ = ["JOB_OPTIONS", "LINKS", "Job"]
 
 LINKS = ("auto", "shm", "tcp")
 _BUDGET = "use the budget"
@@ -123,29 +122,59 @@ class Job:
     """CPU threads of each worker; None takes OMP_NUM_THREADS if it is set, and shares the cores out evenly
     otherwise."""
 
-    pin: bool = option(
+    pin: bool = in_worker(
         False,
         check=true_or_false,
         help="Keep each worker on CPU cores of its own, as many as it has threads.",
-        panel=PROCESSES,
-        commands=EVERY_COMMAND,
-        roles=("worker",),
     )
     """Keep each worker on CPU cores of its own, as many as it has threads (Linux). The kernel then cannot
     move two workers to one core. Turn it on when workers have the machine to themselves and step times
     vary."""
 
-    local: str = option(
+    local: str = in_worker(
         "none",
         check=in_one_form(parse_local),
         metavar="|".join(LOCAL_FORMS),
         help="Compute each batch in K parts, side by side, inside every worker.",
-        panel=PROCESSES,
-        commands=EVERY_COMMAND,
-        roles=("worker",),
     )
     """How a worker computes a batch: as it is, or in K parts, each on a replica of the model in a thread or a
     process of its own. Loss and gradients are those of the whole batch (docs/parallelism.md)."""
+
+    pipeline: int = in_worker(
+        1,
+        check=whole_number(1, "number of stages; 1 leaves models in one piece"),
+        metavar="K",
+        help="Cut models into K stages, each in a process of its own, inside every worker.",
+    )
+    """Number of stages that a worker cuts its models into, each a process (docs/parallelism.md)."""
+
+    microbatches: int | None = in_worker(
+        None,
+        check=whole_number(1, "leave it out for 4 for each stage"),
+        metavar="M",
+        help="With --pipeline: cut a batch into M micro-batches. [dim]Default: 4 for each stage.[/dim]",
+    )
+    """Number of micro-batches of a batch, as equal as can be; a batch with fewer samples has one for each.
+    Raise it while stages wait for each other, (K - 1) / (M + K - 1) of the time. None: 4 for each stage."""
+
+    pipeline_schedule: str = in_worker(
+        "auto",
+        check=one_of(PIPELINE_SCHEDULES),
+        metavar="|".join(PIPELINE_SCHEDULES),
+        help="With --pipeline: all forward passes first, or one forward, one backward.",
+    )
+    """`gpipe` computes all forward passes of a batch first; `1f1b` goes backward as soon as it can, so it
+    holds K micro-batches, not M, and needs `paceline.loss_of`. `auto`: 1f1b where the script calls that."""
+
+    split_at: tuple[str, ...] = in_worker(
+        (),
+        check=strings,
+        metavar="MODULE",
+        help="With --pipeline: begin the next stage with this module (layer2.0). Can be repeated. "
+        "[dim]Default: cut by measured cost.[/dim]",
+    )
+    """The modules that stages begin with, from the second stage on, in the order of the model's calls. Empty:
+    the model is measured, and cut so that its slowest stage is as fast as it can be."""
 
     device: str | None = option(
         None,
@@ -184,14 +213,11 @@ class Job:
     with the run. Processes then use a GPU at the same time instead of in turn. Turn it off where one worker's
     illegal access to GPU memory must not end the others."""
 
-    link: str = option(
+    link: str = in_worker(
         "auto",
         check=one_of(LINKS),
         metavar="|".join(LINKS),
         help="How gradients and parameters travel.",
-        panel=PROCESSES,
-        commands=EVERY_COMMAND,
-        roles=("worker",),
     )
     """How gradients and parameters travel: `shm` (shared memory), `tcp`, or `auto`, which is shared
     memory on one host and TCP otherwise."""
@@ -509,7 +535,7 @@ class Job:
         turns = parse_schedule(parse_mode(self.mode), self.schedule).turns
         self._set("schedule", tuple(f"{version}={turn}" for version, turn in turns))
         self._set("tls", self.tls or self.certs is not None)
-        _ = self.transfer  # it checks itself
+        _ = self.transfer, self.stages  # they check themselves
         check_job(self)
 
     def _set(self, name: str, value: Any) -> None:
@@ -534,6 +560,11 @@ class Job:
             prefetch=self.prefetch,
         )
 
+    @property
+    def stages(self) -> PipelineSpec:
+        """How a worker cuts models and batches."""
+        return parse_pipeline(self.pipeline, self.microbatches, self.pipeline_schedule, self.split_at)
+
     def to_json(self) -> dict[str, Any]:
         """As plain data, which `from_json` reads back."""
         return {each.name: _plain(getattr(self, each.name)) for each in JOB_OPTIONS}
@@ -552,19 +583,6 @@ class Job:
 
 JOB_OPTIONS: tuple[Option, ...] = options_of(Job)
 """The declarations of all settings, in the order of `--help`."""
-
-
-def command_options(command: Command) -> list[Option]:
-    """What a command takes, in the order of `--help`: settings of a job, and the knobs behind `mode`."""
-    found: list[Option] = []
-    for each in JOB_OPTIONS:
-        found += [each, *(KNOBS if each.name == "mode" else ())]
-    return [each for each in found if command in each.commands]
-
-
-def settings_for(role: RoleKind, job: Job) -> dict[str, Any]:
-    """The settings that a role gets, as plain data for its ServerConfig or WorkerConfig."""
-    return {each.name: _plain(getattr(job, each.name)) for each in JOB_OPTIONS if role in each.roles}
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """ServerParts: what a server's process has whatever its role is. A promotion builds a leader from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from paceline.ps.attachments import Attachments
 from paceline.ps.config import ServerConfig
 from paceline.ps.controller_line import ControllerLine
 from paceline.ps.executor import Executor
+from paceline.ps.expected_roles import ExpectedRoles
 from paceline.ps.part_writer import PartWriter
 
 __all__ = ["LOG_STEPS", "ServerParts", "make_parts"]
@@ -40,6 +41,7 @@ class ServerParts:
     executor: Executor
     attachments: Attachments
     part_writer: PartWriter
+    expected: ExpectedRoles = field(default_factory=ExpectedRoles)
 
     def adopt(
         self,
@@ -100,7 +102,7 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
     spans = recorder_of(config.spans_in, owner, clock_ns=config.clock_ns)
     faults = Faults.parse(config.faults)
     hub = Hub(_NoRole(), Listener(host=config.host), secret, patience_s=config.deadline_s)
-    executor = Executor(config, faults, spans)
+    executor, expected = Executor(config, faults, spans), ExpectedRoles()
     return ServerParts(
         config=config,
         secret=secret,
@@ -108,6 +110,7 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
         hub=hub,
         spans=spans,
         executor=executor,
-        attachments=Attachments(executor, hub, spans),
+        attachments=Attachments(executor, hub, spans, expected),
+        expected=expected,
         part_writer=PartWriter(f"server-{config.rank}.safetensors", faults, spans, hub.post),
     )
