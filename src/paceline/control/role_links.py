@@ -14,6 +14,7 @@ from paceline.comm.frames import Body, field
 from paceline.comm.hub import refuse
 from paceline.comm.messages import (
     TO_CONTROLLER,
+    EvaluationDeclared,
     FromController,
     LoggedMetrics,
     RoleError,
@@ -65,7 +66,7 @@ LinkEvent = Joined | Said | TurnedAway | StopSignal
 
 
 _OF_BOTH = (RoleError, UserNote)
-_OF_WORKERS = (RoleFinished, WorkerReport, LoggedMetrics)
+_OF_WORKERS = (RoleFinished, WorkerReport, LoggedMetrics, EvaluationDeclared)
 _MAY_SAY = {
     "worker": _OF_BOTH + _OF_WORKERS,
     "server": tuple(each for each in get_args(ToController) if each not in _OF_WORKERS),
