@@ -76,6 +76,7 @@ def following(directory: Path) -> Follower:
         numerics=Numerics.here().to_json(),
         checkpoint=None,
         placement=placement,
+        takes_part=True,
         extras_bytes=0,
     )
     return follower
