@@ -29,6 +29,8 @@ class Cause(Enum):
     """The GPU failed."""
     LOST_LINK = "lost link"
     """It lost its connection to another role, whose end is probably the cause."""
+    LOST_HOST = "lost host"
+    """Its host is gone, or cannot be reached."""
     EXITED = "exited"
     """It exited by itself. Its report says why, unless it exited without one."""
     USER_ERROR = "user error"
@@ -37,7 +39,10 @@ class Cause(Enum):
     @property
     def may_pass(self) -> bool:
         """Whether another process in its place may do better."""
-        return self in (Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.NO_RESOURCES, Cause.DEVICE)
+        return self in _MAY_PASS
+
+
+_MAY_PASS = (Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.NO_RESOURCES, Cause.DEVICE, Cause.LOST_HOST)
 
 
 @dataclass(frozen=True)
