@@ -62,7 +62,7 @@ from paceline.core.run_decisions import (
     Save,
     WaitForCause,
 )
-from paceline.engines import Engine, Exit
+from paceline.engines import Engine, Exited
 from paceline.exceptions import CheckpointError, PacelineError, RoleFailed
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.record.tables import cut_torn, to_parquet
@@ -268,8 +268,8 @@ class Controller:
             case TurnedAway(reason):
                 self._record.stranger(reason)
                 return []
-            case Exit(role, rank, incarnation, code):
-                self._hearing.codes.setdefault(f"{role}:{rank}", code or 0)
+            case Exited(role, rank, incarnation):
+                self._hearing.codes.setdefault(f"{role}:{rank}", event.code or 0)
                 return self._machine.exited(role, rank, incarnation, event.end)
             case UserRequest():
                 return self._desk.decide(event)
@@ -456,7 +456,7 @@ class Controller:
         """Roles that lost a server say how far they had come: then what is lost is known, not guessed."""
         awaited, patience = set(self._links.connected("worker")), _LAST_WORDS_S
         if self._takeover.rebuilding:  # workers are on their way here
-            awaited = {name for name in self._processes.pids() if name.startswith("worker:")}
+            awaited = {name for name in self._processes.running() if name.startswith("worker:")}
             patience = _LAST_WORDS_AFTER_TAKEOVER_S
         until = time.monotonic() + patience
         self._links.admits_replaced = True
@@ -498,7 +498,7 @@ class Controller:
 
     def _show(self) -> None:
         """Publish the status, unless the run is over: then the last figures are still to come."""
-        self._publisher.sample(self._processes.pids(), time.monotonic())
+        self._publisher.sample(self._processes.local_pids(), time.monotonic())
         self.status.restarts = sum(self._machine.restarts.values())
         if not self._machine.state.over:
             self._publisher.publish(self._machine.state)
@@ -540,7 +540,7 @@ class Controller:
             for name in self._links.connected("server"):
                 self._links.tell(name, StopServing())
         deadline = time.monotonic() + (_EXIT_S if graceful else 0.3)
-        while self._processes.pids() and time.monotonic() < deadline:
+        while self._processes.running() and time.monotonic() < deadline:
             self._hear_until_the_end()
             self._processes.exits()
         while self._links.connected("server") and time.monotonic() < deadline:
@@ -550,7 +550,9 @@ class Controller:
     def _let_scripts_exit(self) -> None:
         """The scripts of the other workers probably end in the same way. What they still say is shown."""
         until = time.monotonic() + _SCRIPTS_EXIT_S
-        while any(name.startswith("worker:") for name in self._processes.pids()) and time.monotonic() < until:
+        while (
+            any(name.startswith("worker:") for name in self._processes.running()) and time.monotonic() < until
+        ):
             self._hear_until_the_end()
             self._processes.exits()
 

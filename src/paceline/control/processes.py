@@ -1,7 +1,5 @@
-"""The processes of a run: starts, watches and kills them through the engine."""
+"""The processes of a run: starts, watches and kills them through the fleet."""
 
-import select
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +10,11 @@ from paceline.comm import Address, Certificate
 from paceline.comm.faults import Faults
 from paceline.control.attempts import Attempts
 from paceline.control.configs import server_config, worker_config
+from paceline.control.fleet import Fleet
 from paceline.control.rendezvous import ReservedPort
 from paceline.control.rundir import RunDirectory
 from paceline.core.run_decisions import Launch
-from paceline.engines import Engine, Exit, RoleSpec, Succession
+from paceline.engines import LOCAL_HOST, Engine, Exited, RoleSpec, Succession
 from paceline.exceptions import CheckpointError
 from paceline.plan import Plan
 from paceline.storage.checkpoint import Checkpoint, latest, load
@@ -122,7 +121,8 @@ class RoleProcesses:
         meeting_port: int | None,
     ) -> None:
         self._plan = plan
-        self._engine = engine
+        self._guardian = engine.guardian
+        self._fleet = Fleet(engine)
         self._run = run
         self._credentials = credentials
         self._controller = controller
@@ -146,16 +146,16 @@ class RoleProcesses:
         return self._heir
 
     def be_guarded(self, listener: int) -> None:
-        """Have the engine start a successor if this process dies.
+        """Have a successor started if this process dies.
 
         Args:
             listener: descriptor of the socket that roles dial.
         """
         lock = self._run.lock.descriptor
-        if self._heir is None or lock is None:
+        if self._heir is None or lock is None or self._guardian is None:
             return
         certificates = {role: shown.to_json() for role, shown in self._credentials.certificates.items()}
-        self._engine.guard(
+        self._guardian.guard(
             Succession(
                 call=self._heir,
                 run=str(self._run.path),
@@ -190,7 +190,8 @@ class RoleProcesses:
             attempt, steps = self._attempts.start(rank), self.origin.steps_of(rank)
             config = worker_config(self._plan, self._run, common, self.meeting_port, attempt, steps)
         shown = self._credentials.certificates.get(role)
-        self._engine.start(
+        self._fleet.start(
+            LOCAL_HOST,
             RoleSpec(
                 role=role,
                 rank=rank,
@@ -202,24 +203,33 @@ class RoleProcesses:
                 patience_s=0.0 if self._heir is None else _ALONE_S,
                 config=config,
                 mps=self._plan.uses_mps,
-            )
+            ),
         )
 
-    def exits(self) -> list[Exit]:
+    def exits(self) -> list[Exited]:
         """Processes that ended since the last call."""
-        return self._engine.exits()
+        return self._fleet.exits()
 
-    def pids(self) -> dict[str, int]:
-        """Process ids of running roles by name."""
-        return self._engine.pids()
+    def running(self) -> set[str]:
+        """Names of the roles that run."""
+        return self._fleet.running()
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that run."""
+        return sum(name.startswith("worker:") for name in self._fleet.running())
+
+    def local_pids(self) -> dict[str, int]:
+        """Process ids of the roles that run on this host, by name."""
+        return self._fleet.local_pids()
 
     def kill(self, role: str, rank: int) -> None:
         """Kill a role and its children; nothing if it does not run."""
-        self._engine.kill(role, rank, signal.SIGKILL)
+        self._fleet.end(role, rank)
 
     def kill_workers(self) -> None:
         """Kill all workers that run."""
-        for name in self._engine.pids():
+        for name in self._fleet.running():
             role, _, rank = name.partition(":")
             if role == "worker":
                 self.kill(role, int(rank))
@@ -231,17 +241,11 @@ class RoleProcesses:
             starting: kill those that were asked for and do not run yet, too.
         """
         until = time.monotonic() + _END_S
-        while time.monotonic() < until:
-            left = [(kind, int(rank)) for kind, rank in (name.split(":") for name in self._engine.pids())]
-            left += self._engine.starting() if starting else []
-            if not left:
-                return
-            for kind, rank in left:
-                self.kill(kind, rank)
-            select.select([self._engine], [], [], 0.1)
-            self._engine.exits()
+        while self._fleet.end_all(starting=starting) and time.monotonic() < until:
+            self._fleet.wait(0.1)
+            self._fleet.exits()
 
     def close(self) -> None:
         """Kill what still runs and release everything."""
-        self._engine.close()
+        self._fleet.close()
         self._meeting_port.close()

@@ -1,6 +1,7 @@
 """For tests of Paceline and of programs that use it.
 
 * `engine.py` KeptEngine: an engine whose fork server serves many runs, so that a run starts in a second.
+* `paper_engine.py` PaperEngine: an engine that starts nothing, for tests of what follows from exits.
 * `environment.py` a variable of the environment, for a while.
 * `injected_faults.py` faulty, random_faults: roles that die, stop, slow down or send nonsense, at a step.
 * `host_device.py` HostDevice: takes a GPU's place, on the CPU.
@@ -12,6 +13,7 @@ from paceline.testing.engine import KeptEngine
 from paceline.testing.impaired_links import LinkConditions, impaired, slow_links
 from paceline.testing.injected_faults import Fault, faulty, random_faults
 from paceline.testing.injected_faults import InjectedFaults as Faults
+from paceline.testing.paper_engine import PaperEngine
 from paceline.testing.simulated import SimulatedRun
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Faults",
     "KeptEngine",
     "LinkConditions",
+    "PaperEngine",
     "SimulatedRun",
     "faulty",
     "impaired",

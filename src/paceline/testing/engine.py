@@ -1,6 +1,5 @@
 """An engine whose fork server outlives a run: starting torch is paid for once, not once a test."""
 
-import signal
 import time
 
 from paceline.engines import LocalEngine
@@ -15,22 +14,26 @@ class KeptEngine(LocalEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.have_server()  # before the first test looks which processes there are
+        self.local.have_server()  # before the first test looks which processes there are
 
     def close(self) -> None:
         """Kill the roles of the last run and wait until they are gone."""
         deadline = time.monotonic() + _PATIENCE_S
-        self.exits()
-        while self._running or self._waiting:
-            for role, rank, _ in [*self._running.values(), *self._waiting]:
-                self.kill(role, rank, signal.SIGKILL)
+        self.local.poll()
+        while left := [*map(_parts, self.pids()), *self.local.starting()]:
+            for role, rank in left:
+                self.local.end(role, rank)
             self.wait(0.05)
-            self.exits()
+            self.local.poll()
             assert time.monotonic() < deadline, f"still running: {self.pids()}"
-        self._signals.clear()
-        if self._succession is not None:  # no successor for a run that is over
-            self.guard(None)
+        if self.local.guarded:  # no successor for a run that is over
+            self.local.guard(None)
 
     def shut_down(self) -> None:
         """End the fork server."""
         super().close()
+
+
+def _parts(name: str) -> tuple[str, int]:
+    role, _, rank = name.partition(":")
+    return role, int(rank)
