@@ -222,9 +222,9 @@ class Connection:
         """Damage the next frame that is sent, for tests: see `faults.py`."""
         self._tamper = tamper_with(kind, self._tamper)
 
-    def tell(self, said: tuple[Any, ...]) -> None:
+    def tell(self, said: tuple[Any, ...], payload: Sequence[memoryview] = ()) -> None:
         """Send a message (`messages.py`) as a frame of its kind."""
-        self.send(*body_of(said))
+        self.send(*body_of(said), payload)
 
     def send(
         self,

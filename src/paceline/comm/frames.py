@@ -107,6 +107,22 @@ class Kind(IntEnum):
     SNAPSHOT = 66  # controller → lead: save at the next opportunity
     EMPTY = 67  # controller → lead: let this server go
     END_EARLY = 68  # controller → lead: end the run in order
+    HOST = 70  # agent → controller: its host
+    WELCOME = 71  # controller → agent: you belong to the run
+    ROLE_START = 72  # controller → agent: start this role
+    ROLE_END = 73  # controller → agent: end this role
+    ROLE_STARTED = 74  # agent → controller: it runs
+    ROLE_EXITED = 75  # agent → controller: it ended, and why
+    ALIVE = 76  # agent ↔ controller: I am still there
+    FILE = 77  # controller → agent: a part of the program; agent → controller: of what a role has written
+    RUN_OVER = 78  # controller → agent: the run has ended
+    STORE_PUT = 80  # role → store: the next bytes of a new blob
+    STORE_SEAL = 81  # role → store: the blob is complete
+    STORE_SEALED = 82  # store → role: it is on the disk
+    STORE_GET = 83  # role → store: bytes of a blob, please
+    STORE_BYTES = 84  # store → role: here they are
+    STORE_LIST = 85  # role → store: which blobs are there?
+    STORE_NAMES = 86  # store → role: these
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -136,6 +152,9 @@ _BODY_LIMIT = {
     Kind.REPLACE: 4 << 20,  # names every worker that waits
     Kind.SAVE_ENDED: 4 << 20,
     Kind.STRANGER: 4 << 20,
+    Kind.ROLE_START: 4 << 20,  # a role's configuration
+    Kind.ALIVE: 4 << 20,  # what every role of a host uses
+    Kind.STORE_NAMES: 4 << 20,
 }
 _WITH_PAYLOAD = frozenset(
     [
@@ -149,6 +168,9 @@ _WITH_PAYLOAD = frozenset(
         Kind.STATE,
         Kind.SAVED,
         Kind.SLICE,
+        Kind.FILE,
+        Kind.STORE_PUT,
+        Kind.STORE_BYTES,
     ]
 )
 WITH_DESCRIPTORS = frozenset([Kind.ADOPT, Kind.ADOPTED, Kind.ATTACH, Kind.MEET])

@@ -20,6 +20,7 @@ from paceline.ps.config import ServerConfig
 from paceline.ps.controller_line import ControllerLine
 from paceline.ps.executor import Executor
 from paceline.ps.part_writer import PartWriter
+from paceline.ps.run_store import CheckpointParts, checkpoint_parts
 
 __all__ = ["LOG_STEPS", "ServerParts", "make_parts"]
 
@@ -40,6 +41,7 @@ class ServerParts:
     executor: Executor
     attachments: Attachments
     part_writer: PartWriter
+    checkpoint_parts: CheckpointParts
 
     def adopt(
         self,
@@ -101,6 +103,7 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
     faults = Faults.parse(config.faults)
     hub = Hub(_NoRole(), Listener(host=config.host), secret, patience_s=config.deadline_s)
     executor = Executor(config, faults, spans)
+    checkpoints = checkpoint_parts(config, secret)
     return ServerParts(
         config=config,
         secret=secret,
@@ -109,5 +112,6 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
         spans=spans,
         executor=executor,
         attachments=Attachments(executor, hub, spans),
-        part_writer=PartWriter(f"server-{config.rank}.safetensors", faults, spans, hub.post),
+        part_writer=PartWriter(f"server-{config.rank}.safetensors", faults, spans, hub.post, checkpoints),
+        checkpoint_parts=checkpoints,
     )
