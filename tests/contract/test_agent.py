@@ -1,5 +1,6 @@
 """What every agent and every engine promises. Each test runs with every kind of both."""
 
+import contextlib
 import os
 import select
 import socket
@@ -11,8 +12,19 @@ from pathlib import Path
 import pytest
 
 from paceline.causes import Cause
-from paceline.engines import LOCAL_HOST, Agent, AgentEvent, Engine, Exited, LocalEngine, RoleSpec, Started
+from paceline.engines import (
+    LOCAL_HOST,
+    Agent,
+    AgentEvent,
+    Engine,
+    Exited,
+    LocalEngine,
+    RoleSpec,
+    RoleUsage,
+    Started,
+)
 from paceline.testing import KeptEngine, PaperEngine
+from tests.joining import joined, listening
 
 PATIENCE_S = 30.0
 
@@ -42,7 +54,7 @@ class Hosts:
             log=str(self.logs / f"server-{rank}.log"),
             secret="00" * 32,
             controller={"unix": None, "host": "127.0.0.1", "port": port},
-            config={},
+            config={"run_dir": str(self.logs.parent)},
         )
 
     def hear(self, done: Callable[[list[AgentEvent]], bool]) -> list[AgentEvent]:
@@ -52,7 +64,8 @@ class Hosts:
         while not done(found):
             assert time.monotonic() < deadline, found
             select.select([self.engine], [], [], 0.1)
-            found += self.agent.poll()
+            self.engine.events()
+            found += [each for each in self.agent.poll() if not isinstance(each, RoleUsage)]
         return found
 
 
@@ -60,11 +73,27 @@ def exits(found: Sequence[AgentEvent]) -> list[Exited]:
     return [each for each in found if isinstance(each, Exited)]
 
 
-@pytest.fixture(params=["local", "paper", "paper elsewhere"])
+class Borrowed:
+    """The local agent of an engine that is used again."""
+
+    def __init__(self, engine: KeptEngine) -> None:
+        self._engine = engine
+        self.start, self.end, self.poll = engine.local.start, engine.local.end, engine.local.poll
+        self.fileno, self.close = engine.local.fileno, engine.close
+
+
+@pytest.fixture(params=["local", "paper", "paper elsewhere", "another host"])
 def hosts(request: pytest.FixtureRequest, engine: KeptEngine, tmp_path: Path) -> Iterator[Hosts]:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         if request.param == "local":
             made = Hosts(engine, LOCAL_HOST, silent, tmp_path)
+        elif request.param == "another host":
+            (tmp_path / "run" / "logs").mkdir(parents=True)
+            joining = stack.enter_context(listening(tmp_path / "run"))
+            stack.enter_context(joined(joining, tmp_path, Borrowed(engine)))
+            joining.gather(PATIENCE_S, lambda text: None)
+            made = Hosts(joining, "host-1", silent, tmp_path / "run" / "logs")
         else:
             paper = PaperEngine(hosts=["b"])
             host = "b" if "elsewhere" in request.param else LOCAL_HOST
@@ -101,7 +130,7 @@ def test_a_role_that_is_ended_ends_once_and_the_others_run_on(hosts: Hosts) -> N
     assert [each[:2] for each in exits(found)] == [("server", 1)]
     assert exits(found)[0].cause is Cause.CRASHED and "SIGKILL" in exits(found)[0].how
     assert exits(found)[0].code is None
-    assert not exits([*hosts.agent.poll()])
+    assert not exits(hosts.agent.poll())
 
 
 def test_a_role_that_is_ended_before_it_runs_is_still_reported(hosts: Hosts) -> None:
@@ -130,6 +159,14 @@ def test_the_controllers_own_host_is_the_first(hosts: Hosts) -> None:
     known = hosts.engine.hosts()
     assert known[0].id == LOCAL_HOST and hosts.host in [each.id for each in known]
     assert all(each.cores > 0 and each.memory > 0 and each.name for each in known)
+
+
+def test_an_agent_without_roles_has_no_news() -> None:
+    """Whoever waits for it would else look again and again."""
+    for engine in (LocalEngine(), PaperEngine()):
+        engine.agent(LOCAL_HOST).poll()
+        assert not select.select([engine], [], [], 0)[0]
+        engine.close()
 
 
 def test_closing_an_engine_ends_its_roles() -> None:

@@ -62,7 +62,7 @@ from paceline.core.run_decisions import (
     Save,
     WaitForCause,
 )
-from paceline.engines import Engine, Exited
+from paceline.engines import Engine, Exited, HostJoined, HostLost, JoinRefused
 from paceline.exceptions import CheckpointError, PacelineError, RoleFailed
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.record.tables import cut_torn, to_parquet
@@ -109,7 +109,8 @@ class Controller:
         heir: str | None = None,
         beginning: Beginning | None = None,
     ) -> None:
-        job, begin = plan.job, beginning or new_run(plan, run, resume)
+        job = plan.job
+        begin = beginning or new_run(plan, run, resume, address=engine.hosts()[0].address)
         self._beginning = begin
         self._job = job
         self._finish = finish
@@ -132,6 +133,7 @@ class Controller:
             heir=heir,
             origin=begin.origin,
             meeting_port=begin.meeting_port,
+            refused=lambda reason: self._links.post(TurnedAway(reason)),
         )
         requests = Requests(run.path)
         self._switches = ModeSwitches(plan, self._record, requests, num_workers=lambda: len(machine.working))
@@ -234,6 +236,7 @@ class Controller:
         self._poll()
         yield from self._links.events()
         yield from self._processes.exits()
+        yield from self._processes.host_events()
         now = time.monotonic()
         if self._cause_due is not None and now > self._cause_due:
             yield CauseOverdue()
@@ -271,6 +274,9 @@ class Controller:
             case Exited(role, rank, incarnation):
                 self._hearing.codes.setdefault(f"{role}:{rank}", event.code or 0)
                 return self._machine.exited(role, rank, incarnation, event.end)
+            case HostJoined() | HostLost() | JoinRefused():
+                self._record.host_event(event)
+                return []
             case UserRequest():
                 return self._desk.decide(event)
             case StopSignal():
@@ -368,6 +374,7 @@ class Controller:
         for text in [*directory.cut_torn_event(), *cut_torn(directory.path / "raw")]:
             self._record.note(text)
         self._processes.start_from(self._processes.origin)
+        self._record.show_hosts(self._processes.hosts())
         return self._machine.begin()
 
     # --- actions ------------------------------------------------------------------------------------
@@ -386,7 +393,9 @@ class Controller:
             worker = self.status.workers.setdefault(rank, WorkerStatus(rank=rank))
             worker.restarts = machine.restarts[rank]
             worker.state = "starting"
-        self._processes.start(launch, around)
+        host = self._processes.start(launch, around)
+        if self.status.hosts:
+            self._record.role_on_host(launch.role, rank, host)
 
     def _dismiss(self, rank: int) -> None:
         self._links.server_gone(rank)
@@ -498,7 +507,8 @@ class Controller:
 
     def _show(self) -> None:
         """Publish the status, unless the run is over: then the last figures are still to come."""
-        self._publisher.sample(self._processes.local_pids(), time.monotonic())
+        processes = self._processes
+        self._publisher.sample(processes.local_pids(), processes.usage_elsewhere(), time.monotonic())
         self.status.restarts = sum(self._machine.restarts.values())
         if not self._machine.state.over:
             self._publisher.publish(self._machine.state)

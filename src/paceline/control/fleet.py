@@ -1,10 +1,20 @@
 """Fleet: the roles of a run on the hosts of its engine, and which of them run where."""
 
 import select
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, assert_never
 
-from paceline.engines import LOCAL_HOST, Agent, AgentEvent, Engine, Exited, RoleSpec, Started
+from paceline.engines import (
+    LOCAL_HOST,
+    Agent,
+    AgentEvent,
+    Engine,
+    EngineEvent,
+    Exited,
+    RoleSpec,
+    RoleUsage,
+    Started,
+)
 
 __all__ = ["Fleet"]
 
@@ -30,12 +40,20 @@ class Fleet:
         self._running: dict[_Process, str] = {}
         self._pids: dict[_Process, int] = {}
         self._exits: list[Exited] = []
+        self._usage: dict[str, RoleUsage] = {}
+        self._agents: dict[str, Agent] = {LOCAL_HOST: engine.agent(LOCAL_HOST)}
+        """Of all hosts that had roles, also those that were lost: they report the ends of their roles."""
         self._hear()  # a successor finds roles that run
 
     def start(self, host: str, spec: RoleSpec) -> None:
         """Start a role on a host; returns before it runs."""
         self._starting[_Process(spec.role, spec.rank, spec.incarnation)] = host
-        self._engine.agent(host).start(spec)
+        agent = self._agents[host] = self._engine.agent(host)
+        agent.start(spec)
+
+    def host_events(self) -> Sequence[EngineEvent]:
+        """Hosts that came, were lost or were refused since the last call."""
+        return self._engine.events()
 
     def exits(self) -> list[Exited]:
         """Roles that ended since the last call."""
@@ -51,11 +69,16 @@ class Fleet:
         """Process ids of the roles that run on this host, by name."""
         return {each.name: self._pids[each] for each, host in self._running.items() if host == LOCAL_HOST}
 
+    def usage_elsewhere(self) -> dict[str, RoleUsage]:
+        """What roles on other hosts use, by name."""
+        running = self.running()
+        return {name: used for name, used in self._usage.items() if name in running}
+
     def end(self, role: str, rank: int) -> None:
         """Kill a role and its children; nothing if it does not run."""
         for each, host in [*self._running.items(), *self._starting.items()]:
             if each[:2] == (role, rank):
-                self._engine.agent(host).end(role, rank)
+                self._agents[host].end(role, rank)
 
     def end_all(self, *, starting: bool) -> bool:
         """Kill all roles that run. Returns whether any were left.
@@ -89,11 +112,12 @@ class Fleet:
                     for known in (self._starting, self._running, self._pids):
                         known.pop(process, None)
                     self._exits.append(event)
+                case RoleUsage(role, rank):
+                    self._usage[f"{role}:{rank}"] = event
+                case _:
+                    assert_never(event)
 
     def _events(self) -> Iterator[tuple[str, AgentEvent]]:
-        for host, agent in self._agents():
+        for host, agent in self._agents.items():
             for event in agent.poll():
                 yield host, event
-
-    def _agents(self) -> Iterable[tuple[str, Agent]]:
-        return [(host.id, self._engine.agent(host.id)) for host in self._engine.hosts()]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from paceline.control.request_desk import UserRequest
 from paceline.control.role_links import Joined, Said, StopSignal, TurnedAway
-from paceline.engines import Exited
+from paceline.engines import Exited, HostJoined, HostLost, JoinRefused
 
 __all__ = ["CauseOverdue", "RunEvent", "SaveOverdue", "ServerSilent", "Tick"]
 
@@ -36,6 +36,9 @@ RunEvent = (
     | TurnedAway
     | StopSignal
     | Exited
+    | HostJoined
+    | HostLost
+    | JoinRefused
     | UserRequest
     | CauseOverdue
     | SaveOverdue

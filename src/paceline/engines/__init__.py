@@ -8,6 +8,12 @@ under all of them.
 * `forkserver.py` a process with torch loaded that forks roles: torch is imported once, not once a role. It
                   guards the controller, too.
 * `forks.py`      Forks: the same by this process, for programs that only it knows.
+* `hosts_engine.py` HostsEngine: this host, and others on which `paceline agent` runs.
+* `remote_agent.py` RemoteAgent: the agent of another host, as the controller sees it.
+* `agent_process.py` HostAgent: what `paceline agent` runs.
+* `agent_messages.py` what these two say to each other.
+* `join_token.py`, `admission.py` how a host joins: the token, and the checks on both sides.
+* `program_files.py`, `role_files.py`, `moved_paths.py` what takes the place of a common disk.
 * `outbox.py`     messages to the fork server, sent without blocking.
 * `streams.py`    where a role's output goes, and in a worker the script's.
 * `role.py`       what a started process does: log, connect to the controller, be a server or a worker.
@@ -24,7 +30,9 @@ from paceline.engines.base import (
     HostInfo,
     HostJoined,
     HostLost,
+    JoinRefused,
     RoleSpec,
+    RoleUsage,
     Started,
 )
 from paceline.engines.handover import Guardian, Handover, Left, Succession
@@ -43,10 +51,12 @@ __all__ = [
     "HostInfo",
     "HostJoined",
     "HostLost",
+    "JoinRefused",
     "Left",
     "LocalAgent",
     "LocalEngine",
     "RoleSpec",
+    "RoleUsage",
     "Started",
     "Succession",
 ]

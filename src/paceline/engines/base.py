@@ -10,6 +10,7 @@ import psutil
 
 from paceline.causes import Cause, ProcessEnd, ending_of
 from paceline.engines.handover import Guardian
+from paceline.plan.plan import LOCAL_HOST
 
 __all__ = [
     "LOCAL_HOST",
@@ -21,12 +22,11 @@ __all__ = [
     "HostInfo",
     "HostJoined",
     "HostLost",
+    "JoinRefused",
     "RoleSpec",
+    "RoleUsage",
     "Started",
 ]
-
-LOCAL_HOST = "localhost"
-"""Id of the controller's own host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,18 @@ class Exited(NamedTuple):
         return ProcessEnd(self.cause, self.how, self.hint)
 
 
-AgentEvent = Started | Exited
+class RoleUsage(NamedTuple):
+    """What a role uses now, on a host whose processes the controller cannot look at."""
+
+    role: str
+    rank: int
+    cpu: float
+    """Cores."""
+    memory: int
+    """Bytes."""
+
+
+AgentEvent = Started | Exited | RoleUsage
 
 
 class HostJoined(NamedTuple):
@@ -135,7 +146,13 @@ class HostLost(NamedTuple):
     reason: str
 
 
-EngineEvent = HostJoined | HostLost
+class JoinRefused(NamedTuple):
+    """A host, or a stranger, wanted to join and was refused."""
+
+    reason: str
+
+
+EngineEvent = HostJoined | HostLost | JoinRefused
 
 
 class Agent(Protocol):
@@ -172,7 +189,7 @@ class Engine(Protocol):
         """The agent of a host, also of one that was lost: it reports the ends of its roles."""
 
     def events(self) -> Sequence[EngineEvent]:
-        """Hosts that came or were lost since the last call. Does not block."""
+        """Hosts that came, were lost or were refused since the last call. Does not block."""
 
     def fileno(self) -> int:
         """Readable when an agent, or `events`, has news."""

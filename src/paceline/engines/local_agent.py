@@ -48,11 +48,12 @@ class LocalAgent:
         self._succession: Succession | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._forked: Forks | None = None
+        self._unused: socket.socket | None = None
+        """Other end of `_control` while there is no fork server: nothing comes from it, not even its end."""
         if handover is None:
             self._control, theirs = socket.socketpair()
             if program is None:
-                theirs.close()
-                self._gone = True
+                self._unused, self._gone = theirs, True
             else:
                 self._forked = Forks(theirs, program)
         else:
@@ -93,10 +94,18 @@ class LocalAgent:
     def have_server(self) -> None:
         """Start a fork server if there is none yet, or it was killed."""
         if self._gone:
-            self._control.close()
-            if self._process is not None:
-                self._process.wait()
+            self._leave_server()
             self._start_server()
+
+    def _leave_server(self) -> None:
+        """The fork server is gone, or there was none."""
+        self._control.close()
+        if self._unused is not None:
+            self._unused.close()
+            self._unused = None
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
 
     def fileno(self) -> int:
         """See Agent."""
@@ -117,6 +126,10 @@ class LocalAgent:
             elif not data:
                 # The fork server itself was killed: so were its roles.
                 self._gone = self._forked is None
+                if self._gone:
+                    self._leave_server()
+                    self._control, self._unused = socket.socketpair()
+                    self._outbox = Outbox(self._control)
                 gone = [*self._running.values(), *self._waiting]
                 self._running.clear()
                 self._waiting.clear()
@@ -182,6 +195,9 @@ class LocalAgent:
     def close(self) -> None:
         """See Agent."""
         if self._control.fileno() < 0:
+            return
+        if self._gone:
+            self._leave_server()
             return
         if self._forked is not None:
             self._forked.close()

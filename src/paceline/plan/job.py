@@ -20,6 +20,7 @@ from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.checks import (
     all_of_form,
+    host_and_port,
     in_one_form,
     one_of,
     path,
@@ -29,6 +30,7 @@ from paceline.plan.checks import (
     whole_number,
 )
 from paceline.plan.devices import SERVER_DEVICES, check_device
+from paceline.plan.host_settings import PLACEMENTS
 from paceline.plan.knobs import KNOBS
 from paceline.plan.option import (
     COMMUNICATION,
@@ -100,6 +102,43 @@ class Job:
         commands=EVERY_COMMAND,
     )
     """How many processes hold the parameters. On one machine one is enough: it uses every core."""
+
+    hosts: int = option(
+        1,
+        check=whole_number(1, "1 is this host alone"),
+        flags=("--hosts", "--nnodes"),
+        metavar="N",
+        help="Run on N hosts: this one, and others that join with [b]paceline agent[/b].",
+        panel=PROCESSES,
+        commands=ONE_RUN,
+        not_in_grid="a study runs on one host",
+    )
+    """Number of hosts: this one, and others on which `paceline agent` is started (docs/hosts.md). Needs no
+    common disk."""
+
+    listen: str | None = option(
+        None,
+        check=host_and_port,
+        metavar="HOST:PORT",
+        help="With --hosts: where the others join.",
+        panel=PROCESSES,
+        commands=ONE_RUN,
+        not_in_grid="a study runs on one host",
+    )
+    """Address of this host, and port, at which the other hosts join."""
+
+    placement: str = option(
+        "round-robin",
+        check=one_of(PLACEMENTS),
+        metavar="|".join(PLACEMENTS),
+        help="With --hosts: ranks are dealt out to the hosts in turn, or each host gets ranks in a row.",
+        panel=PROCESSES,
+        commands=ONE_RUN,
+        not_in_grid="a study runs on one host",
+    )
+    """How servers and workers are dealt out to the hosts: `round-robin` (rank 0 here, rank 1 on the next, …)
+    or
+    `blocks` (the first ranks here, the next ones on the next host, …)."""
 
     groups: int | None = option(
         None,
@@ -496,7 +535,7 @@ class Job:
             self._set(each.name, each.checked(getattr(self, each.name)))
         turns = parse_schedule(parse_mode(self.mode), self.schedule).turns
         self._set("schedule", tuple(f"{version}={turn}" for version, turn in turns))
-        self._set("tls", self.tls or self.certs is not None)
+        self._set("tls", self.tls or self.certs is not None or self.hosts > 1)
         _ = self.transfer  # it checks itself
         check_job(self)
 
