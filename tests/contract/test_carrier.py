@@ -20,6 +20,19 @@ from torch import Tensor, nn
 from paceline.comm import Connection, Frame, Kind, Region
 from paceline.comm.device import DeviceBlock, SharedDevice
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import (
+    ADMIT,
+    ATTACHED,
+    ORDERED,
+    TO_SERVER,
+    AdmitReply,
+    AssignMessage,
+    AttachedReply,
+    AttachMessage,
+    OrderedMessage,
+    PullMessage,
+    PushMessage,
+)
 from paceline.core.modes import parse_mode
 from paceline.exceptions import FrameError, LinkError
 from paceline.observe.record.spans import NO_SPANS
@@ -163,22 +176,27 @@ class Run:
         self.carrier = self._attach(owned)
 
     def _attach(self, owned: Sequence[int]) -> Carrier:
-        body, descriptors = self.link.offer()
-        self.worker.send(Kind.ATTACH, body, (), descriptors)
+        message = AttachMessage(fingerprint=self.layout.fingerprint, incarnation=0, carrier="")
+        descriptors = self.link.offer(message)
+        self.worker.tell(message, (), descriptors)
         for end in (self.worker, self.far):
             end.keep()
+        frame = self.far.receive()
+        attach = TO_SERVER.read(frame.kind, frame.body)
+        assert attach == message and isinstance(attach, AttachMessage)
         carrier = make_carrier(
             Attaching(
                 connection=self.far,
                 worker=0,
-                frame=self.far.receive(),
+                message=attach,
+                descriptors=frame.descriptors,
                 layout=self.layout,
                 shard=self.shard,
                 on_device=self.on_device,
                 transfer=Transfer(),
                 in_place=self.mode.in_place,
                 sent_in_place=self.mode.in_place,
-                groups_of=lambda body: None,
+                groups_of=lambda optimizer: None,
                 release=lambda connection: None,
                 post=lambda link, frame, reason: self.came.put(frame),
                 spans=NO_SPANS,
@@ -186,11 +204,11 @@ class Run:
         )
         if carrier.copy is not None:
             self.shard.update((), None, [carrier.copy])
-        carrier.welcome({"version": 0}, owned)
-        reply = self.worker.receive()
-        assert reply.kind is Kind.ATTACHED
-        self.link.hear(reply.kind, reply.body)
-        self._read(reply)
+        carrier.welcome(AttachedReply(version=0), owned)
+        frame = self.worker.receive()
+        reply = ATTACHED.read(frame.kind, frame.body)
+        self.link.hear(reply)
+        self._read(frame, reply)
         return carrier
 
     def close(self) -> None:
@@ -210,22 +228,23 @@ class Run:
         for piece in self.layout.slices:
             flat_view(self.memory.gradients, piece).fill_(value * (piece.index + 1))
 
-    def request(self, kind: Kind = Kind.PUSH, **message: Any) -> None:
-        self.worker.send(kind, *self.link.write(kind, message, None))
+    def request(self, kind: type[OrderedMessage] = PushMessage, **fields: Any) -> None:
+        numbers = {"n": 1, "sequence": 0, "read_version": 0}
+        self.worker.tell(*self.link.write(kind(**{**numbers, **fields}), None))
 
-    def reply(self) -> dict[str, Any]:
+    def reply(self) -> AdmitReply:
         """Wait until the reply has come whole."""
         frame = self.worker.receive()
-        assert frame.kind is Kind.ADMIT
-        self.link.hear(frame.kind, frame.body)
-        self._read(frame)
+        reply = ADMIT.read(frame.kind, frame.body)
+        self.link.hear(reply)
+        self._read(frame, reply)
         if isinstance(self.link, MirroredLink):  # as a HostMirror's queue does
             for piece in self.shard.slices:
                 self.link.flags.wait_in_order(piece.index, self.link.replies)
-        return frame.body
+        return reply
 
-    def _read(self, frame: Frame) -> None:
-        for _ in self.link.read(frame) if frame.payload_bytes else ():
+    def _read(self, frame: Frame, reply: AdmitReply | AttachedReply) -> None:
+        for _ in self.link.read(reply) if frame.payload_bytes else ():
             pass
 
     def parameters(self) -> list[Tensor]:
@@ -242,7 +261,8 @@ class Run:
         """The next request, whose payload is in the carrier's memory."""
         frame = self.came.get(timeout=PATIENCE_S) if self.carrier.has_thread else self.far.receive()
         assert frame is not None
-        if frame.kind is not Kind.PULL and (fence := self.carrier.ready(frame.body)) is not None:
+        request = ORDERED.read(frame.kind, frame.body)
+        if not isinstance(request, PullMessage) and (fence := self.carrier.ready(request)) is not None:
             fence.wait()
         return frame
 
@@ -255,7 +275,7 @@ class Run:
         between: Callable[[], None] = lambda: None,
     ) -> None:
         """Apply what was pushed, and answer."""
-        copies = self.carrier.begin_reply({"version": version}, fetch=fetch)
+        copies = self.carrier.begin_reply(AdmitReply(version=version), fetch=fetch)
         streams = fetch and self.carrier.streams
         given = [Contribution(0, self.carrier.gradients)] if push else []
         by_slice = self.kind.mirrors is not None  # the worker waits for each slice by itself
@@ -271,7 +291,7 @@ class Run:
         self.request(sequence=version)
         self.arrived()
         self.answer(version, fetch=fetch)
-        assert self.reply()["version"] == version
+        assert self.reply().version == version
 
 
 @contextmanager
@@ -314,7 +334,7 @@ def test_a_push_arrives_and_its_reply_brings_the_updated_parameters(kind: Carrie
         assert frame.kind is Kind.PUSH and frame.body["sequence"] == 1
         check(run.carrier.gradients.flat, [0.25, 0.5, 0.75])
         run.answer(7)
-        assert run.reply()["version"] == 7
+        assert run.reply().version == 7
         check(run.shard.parameters, expected(0.25))
         check(run.parameters(), expected(0.25))
 
@@ -380,7 +400,7 @@ def test_a_server_that_answers_for_more_slices_brings_them_from_then_on(kind: Ca
         run.gradient(0.5)
         run.request(sequence=2)
         run.arrived()
-        copies = run.carrier.begin_reply({"version": 2, "owned": [0, 1, 2]}, fetch=True)
+        copies = run.carrier.begin_reply(AdmitReply(version=2, owned=(0, 1, 2)), fetch=True)
         given = [Contribution(0, run.carrier.gradients)]
         run.shard.update(given, None, copies, run.carrier.slice_ready if run.carrier.streams else None)
         run.carrier.end_reply()
@@ -402,7 +422,7 @@ def test_a_worker_has_a_copy_of_its_own_once_the_mode_forbids_reading_in_place(k
 def test_a_pull_brings_parameters_without_a_push(kind: CarrierKind) -> None:
     with running(kind) as run:
         run.fill(lambda i: 10.0 * i)
-        run.request(Kind.PULL)
+        run.request(PullMessage)
         assert run.arrived().kind is Kind.PULL
         run.answer(3, push=False)
         run.reply()
@@ -412,7 +432,7 @@ def test_a_pull_brings_parameters_without_a_push(kind: CarrierKind) -> None:
 def test_an_assign_brings_values_that_take_the_parameters_place(kind: CarrierKind) -> None:
     with running(kind) as run:
         run.gradient(2.0)
-        run.request(Kind.ASSIGN, sequence=1)
+        run.request(AssignMessage, sequence=1)
         run.arrived()
         run.shard.assign(run.carrier.gradients.flat)
         run.answer(1, push=False)
@@ -423,7 +443,7 @@ def test_an_assign_brings_values_that_take_the_parameters_place(kind: CarrierKin
 def test_a_request_that_is_skipped_gets_no_answer_and_the_next_one_does(kind: CarrierKind) -> None:
     """Other servers had answered it before this one was in the order."""
     with running(kind) as run:
-        run.request(Kind.PULL)
+        run.request(PullMessage)
         run.arrived()
         run.carrier.skip()
         assert not run.worker.wait(0.05)
@@ -454,7 +474,7 @@ def test_closing_ends_the_link_at_once_and_leaves_no_descriptor(kind: CarrierKin
     gc.collect()
     before = open_descriptors()
     with running(kind) as run:
-        run.request(Kind.PULL)
+        run.request(PullMessage)
         run.arrived()
         run.carrier.close()
         with pytest.raises(LinkError):
@@ -466,8 +486,8 @@ def test_closing_ends_the_link_at_once_and_leaves_no_descriptor(kind: CarrierKin
 
 def test_a_carrier_that_a_server_does_not_know_is_refused(kind: CarrierKind) -> None:
     with running(kind) as run:
-        frame: Any = dataclasses.make_dataclass("F", ["body", "descriptors"])({"carrier": "pigeon"}, [])
-        attaching: Any = dataclasses.make_dataclass("A", ["frame"])(frame)
+        message = AttachMessage(fingerprint="", incarnation=0, carrier="pigeon")
+        attaching: Any = dataclasses.make_dataclass("A", ["message"])(message)
         with pytest.raises(
             FrameError, match="'pigeon' is not known here; known: device, inline, mirrored, shared"
         ):
@@ -482,9 +502,11 @@ def test_a_push_that_its_workers_device_never_finished_is_not_applied(kind: Carr
         pytest.skip("a push is whole when its message is there")
     with running(kind) as run:
         run.round(0.5, 1)
-        run.worker.send(Kind.PUSH, {"sequence": 2, "fence": 2})  # nobody raises the flag
+        run.worker.tell(PushMessage(n=2, sequence=2, read_version=1, fence=2))  # nobody raises the flag
         frame = run.far.receive()
-        fence = run.carrier.ready(frame.body)
+        message = ORDERED.read(frame.kind, frame.body)
+        assert isinstance(message, PushMessage)
+        fence = run.carrier.ready(message)
         assert fence is not None and not fence.reached()
         run.carrier.release()
         fence.wait()

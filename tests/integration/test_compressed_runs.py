@@ -135,7 +135,7 @@ def reference(
         model.zero_grad()
         here["loss_of"](model(x[at]), y[at]).backward()
         used = momentum if momenta is None else momenta[step % len(momenta)]
-        encoders.use_momentum([{"momentum": used}])
+        encoders.use_momentum([used])
         gradient = torch.empty(piece.nbytes // 4)
         decoder.decode(encoders.encode(0, flat([p.grad for p in ours])), gradient)
         for p, part in zip(theirs, pieces, strict=True):
@@ -318,7 +318,7 @@ def fate(step):
         ({"sizes": [3, 3]}, b"abcabc"),
     ]:
         link = attached(compress="topk:0.5")
-        send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body},
+        send(link, Kind.PUSH, {"n": 1, "sequence": 0, "read_version": 0, "samples": 0, **body},
              [memoryview(payload)])
         heard.append(answer(link))
         link.close()
@@ -329,7 +329,7 @@ def fate(step):
         link.close()
     for body in ({"slices": [7]}, {"slices": []}, {"slices": "all"}, {"slices": [None]}):
         link = attached()
-        send(link, Kind.PUSH, {"sequence": 0, "read_version": 0, "samples": 0, "leases": [], **body})
+        send(link, Kind.PUSH, {"n": 1, "sequence": 0, "read_version": 0, "samples": 0, **body})
         heard.append(answer(link))
         link.close()
 train(objects, at_step=fate)

@@ -344,15 +344,16 @@ def test_a_lead_killed_at_a_vote_changes_no_answer(run, mode, when):
     """It dies when it has heard the first vote, or has sent the first verdict."""
     source = f"""
 model, optimizer, loader = prepared()
+from paceline.comm.worker_messages import VoteMessage
 from paceline.worker.exchange.direct_exchange import DirectExchange
 
 votes, vote = itertools.count(1), DirectExchange.ask_lead
-def ask(self, kind, body, answer):
-    mine = kind is Kind.VOTE and next(votes) == 2
+def ask(self, question, answer):
+    mine = isinstance(question, VoteMessage) and next(votes) == 2
     if mine and {when!r} == "heard" and once("died"):
-        self.links.send(self.links.lead, kind, body)  # heard twice, too
+        self.links.send(self.links.lead, question)  # heard twice, too
         kill()
-    reply = vote(self, kind, body, answer)
+    reply = vote(self, question, answer)
     if mine and {when!r} == "answered" and once("died"):
         kill()
     return reply

@@ -188,14 +188,14 @@ def test_a_worker_killed_before_prepare_is_replaced_while_the_others_wait_at_the
 # the epoch to end.
 DEATHS = {
     "offered": 'Kind.OFFER, "server:0", when="after"',
-    "weights-asked": 'Kind.OFFER, "server:0", when="before", nth=2',
+    "weights-asked": 'Kind.WEIGHTS, "server:0", when="before"',
     "half-attached": 'Kind.ATTACH, "server:0", when="before"',
     "attached": 'Kind.ATTACH, "server:0", when="after"',
     "push-on-follower": 'Kind.PUSH, "server:0", when="before", nth=3',
     "push-sent": 'Kind.PUSH, "server:0", when="after", nth=3',
     "leases-asked": 'Kind.TAKE, "server:0", when="after", wait=False',
     "parked": 'Kind.TAKE, "server:0", when="after", wait=True',
-    "goodbye-on-follower": 'Kind.BYE, "server:0", when="before"',
+    "goodbye-on-follower": 'Kind.DETACH, "server:0", when="before"',
     "goodbye": 'Kind.BYE, "controller", when="before"',
 }
 

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.worker.account import Account, Skipped
+from paceline.worker.account import Account
+from paceline.worker.exchange.sample_report import SampleReport
 
 
 def play(account: Account, events: str) -> list[tuple[list[int], int]]:
@@ -35,7 +36,7 @@ def covered(events: str) -> tuple[list[list[int]], list[int]]:
     pushes = play(account, "I" + events)
     for leases, samples in pushes:
         assert samples == sum(lease + 1 for lease in leases), "weighs what is behind it"
-    return [leases for leases, _ in pushes], account.take_skipped(ending=True).leases
+    return [leases for leases, _ in pushes], [*account.take_skipped(ending=True).skipped]
 
 
 def test_an_ordinary_loop_covers_each_batch_by_its_own_step() -> None:
@@ -102,10 +103,10 @@ def test_skipped_batches_are_told_as_soon_as_that_is_sure_and_only_once() -> Non
     play(account, "I RBZ")
     assert not account.take_skipped(), "a second backward may come"
     account.used(7, 1)
-    assert account.take_skipped().leases == [0] and not account.take_skipped()
+    assert account.take_skipped().skipped == (0,) and not account.take_skipped()
     account.begin_iteration()
     account.used(8, 1)
-    assert account.take_skipped().leases == [7], "its epoch is over"
+    assert account.take_skipped().skipped == (7,), "its epoch is over"
 
 
 def test_a_batch_without_a_lease_is_skipped_by_its_samples() -> None:
@@ -116,7 +117,7 @@ def test_a_batch_without_a_lease_is_skipped_by_its_samples() -> None:
     account.used(None, 4)
     account.backward()
     assert account.cover(this_step=True) == ([], 4)
-    assert account.take_skipped() == Skipped([], 5)
+    assert account.take_skipped() == SampleReport((), 5)
 
 
 def test_a_loop_that_is_left_gives_back_what_had_no_backward() -> None:
@@ -216,10 +217,10 @@ def test_each_lease_leaves_exactly_once(events: list[str]) -> None:
             gone += account.drop_untrained()
         elif event == "iteration":
             account.begin_iteration()
-            gone += account.take_skipped().leases
+            gone += account.take_skipped().skipped
         else:
             gone += account.drop_open()
     leases, count = account.cover(this_step=True)
-    gone += leases + account.take_refused() + account.take_skipped(ending=True).leases
+    gone += leases + account.take_refused() + [*account.take_skipped(ending=True).skipped]
     assert sorted(gone) == [n for n, event in enumerate(events) if event == "batch"]
     assert samples + count == counted + len(leases)

@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.comm import Kind
 from paceline.comm.faults import Faults
+from paceline.comm.server_messages import ModelMessage
 from paceline.core.decider import Decider
 from paceline.core.server.standby import Standby
 from paceline.observe.record.spans import NO_SPANS
@@ -71,13 +72,16 @@ def following(directory: Path) -> Follower:
     decider.begin(None, 1, None)
     decider.join(1, 0)
     follower.machine.adopt(layout, placement, 1, Standby(decider), takes_part=True)
-    follower.heir.model = {
-        "layout": layout.to_json(),
-        "optimizer": spec.to_json(),
-        "data": None,
-        "state_keys": [],
-        "numerics": Numerics.here().to_json(),
-    }
+    follower.heir.model = ModelMessage(
+        layout=layout.to_json(),
+        optimizer=spec.to_json(),
+        data=None,
+        state_keys=(),
+        numerics=Numerics.here().to_json(),
+        checkpoint=None,
+        placement=placement,
+        extras_bytes=0,
+    )
     return follower
 
 

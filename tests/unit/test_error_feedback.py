@@ -30,7 +30,7 @@ class Side:
     def __init__(self, text: str) -> None:
         self.layout = layout_of()
         self.encoders = Encoders(parse_compression(text), self.layout, seed=3)
-        self.encoders.use_momentum([{"momentum": 0.5}])
+        self.encoders.use_momentum([0.5])
         self.sequence = 0
         self.applied = [torch.zeros_like(v, dtype=torch.float64) for v in self.flats(self.memory())]
 

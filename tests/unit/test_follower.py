@@ -144,9 +144,10 @@ def test_it_waits_for_those_who_own_the_slices_now_not_when_it_adopted_the_model
     server = Newcomer()
     before = Placement(1, frozenset({0}), ((0,), (0,)))
     place = ["place", *Placement(2, frozenset({0, 2}), ((2, 0), (0, 2))).to_json()]
-    server.hear(Kind.ORDER, position=7, answered={}, placement=before.to_json(), steps=[place])
+    server.hear(Kind.ENTER_ORDER, position=7, answered={}, placement=before.to_json())
+    server.hear(Kind.ORDER, steps=[place])
     assert server.machine.log.position == 8 and server.holding.placed == []
-    server.hear(Kind.STATE, number=2)
+    server.hear(Kind.SLICES, to=2, number=2)
     assert server.holding.placed == [2]
 
 

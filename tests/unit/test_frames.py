@@ -11,7 +11,7 @@ from paceline.comm.frames import HEADER_BYTES, Kind
 from paceline.exceptions import FrameError, MessageError
 
 KEY = b"k" * 32
-PAYLOADS = [Kind.OFFER, Kind.ADOPT, Kind.ADOPTED, Kind.ATTACHED, Kind.PUSH, Kind.ADMIT]
+PAYLOADS = [Kind.WEIGHTS, Kind.ADOPT, Kind.ADOPTED, Kind.ATTACHED, Kind.PUSH, Kind.ADMIT]
 PAYLOADS += [Kind.ASSIGN, Kind.STATE, Kind.SAVED, Kind.SLICE]
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.comm import Connection, Frame, Kind
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import AdmitReply, AttachMessage, PullMessage, PushMessage
 from paceline.observe.record.spans import NO_SPANS
 from paceline.params import OptimizerSpec, bytes_of, describe, flat_view
 from paceline.ps.carriers import Attaching
@@ -39,14 +40,15 @@ class Serving:
             Attaching(
                 connection=connection,
                 worker=0,
-                frame=Frame(Kind.ATTACH, {}, 0, []),
+                message=AttachMessage(fingerprint="", incarnation=0, carrier="inline"),
+                descriptors=(),
                 layout=self.layout,
                 shard=self.shard,
                 on_device=None,
                 transfer=Transfer(),
                 in_place=False,
                 sent_in_place=False,
-                groups_of=lambda body: None,
+                groups_of=lambda optimizer: None,
                 release=lambda connection: None,
                 post=lambda link, frame, reason: self.came.put(frame),
                 spans=NO_SPANS,
@@ -56,7 +58,7 @@ class Serving:
     def apply(self, version: int, *, fetch: bool, between: Callable[[], None] = lambda: None) -> None:
         """What the worker pushed is applied, and it is answered; `between` is called after every slice."""
         carrier = self.carrier
-        copies = carrier.begin_reply({"version": version}, fetch=fetch)
+        copies = carrier.begin_reply(AdmitReply(version=version), fetch=fetch)
         with torch.no_grad():
             for i, state in enumerate(self.shard.parameters):
                 state.sub_(carrier.gradients.flat[i], alpha=LR)
@@ -85,7 +87,7 @@ def push(worker: Connection, it: Serving, value: float) -> None:
     for piece in it.layout.slices:
         flat_view(gradient, piece).fill_(value)
     views = [bytes_of(flat_view(gradient, piece)) for piece in it.layout.slices]
-    worker.send(Kind.PUSH, {"sequence": 0}, views)
+    worker.tell(PushMessage(n=1, sequence=0, read_version=0), views)
 
 
 @pytest.mark.parametrize(("owned", "fetch"), [([0, 1, 2], False), ([0], False), ([], True)])
@@ -135,7 +137,7 @@ def test_an_answer_that_came_while_the_link_was_broken_is_sent_when_it_goes_on()
         resumed = fresh.receive()
         assert resumed.kind is Kind.RESUMED
         worker.go_on(fresh, resumed.body["received"])
-        worker.send(Kind.PULL, {})
+        worker.tell(PullMessage(n=2, sequence=1, read_version=1))
         frame = worker.receive()
         assert frame.body == {"version": 2}
         blob = bytearray(worker.read_blob(frame, 1000))

@@ -47,14 +47,24 @@ def test_a_layout_of_more_than_two_to_the_32_bytes(
     frames.check(Kind.ATTACH, {"sends": indices})
     frames.check(Kind.PUSH, {"sizes": [piece.nbytes for piece in layout.slices], "slices": indices})
     sizes = [piece.nbytes for piece in layout.slices]
-    assert encoded_sizes({"sizes": sizes}, sizes) == sizes
+    assert encoded_sizes(sizes, sizes) == sizes
     placement = Placement.over(layout, [0, 1, 2], 1)
     assert sorted(i for rank in range(3) for i in placement.owned(rank)) == indices
 
 
-@pytest.mark.parametrize(
-    "kind", [Kind.OFFER, Kind.ADOPT, Kind.PUSH, Kind.ADMIT, Kind.ASSIGN, Kind.STATE, Kind.SAVED]
-)
+WITH_STATE = [
+    Kind.WEIGHTS,
+    Kind.ADOPT,
+    Kind.PUSH,
+    Kind.ADMIT,
+    Kind.ASSIGN,
+    Kind.STATE,
+    Kind.LOAD,
+    Kind.SLICES,
+]
+
+
+@pytest.mark.parametrize("kind", [*WITH_STATE, Kind.PUSH, Kind.ADMIT, Kind.SAVED, Kind.BUFFERS])
 def test_payloads_of_large_models_are_within_the_limits(kind: Kind) -> None:
     size = 12 * PARAMETERS * 4  # parameters, momentum, and then some
     data = frames.encode(kind, {}, sequence=1 << 40, payload_bytes=size, key=b"k" * 32)

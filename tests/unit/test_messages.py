@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.comm import frames
-from paceline.comm.message_codec import Catalogue, Json, body_of
+from paceline.comm.message_codec import Catalogue, body_of
 from paceline.comm.messages import (
     FROM_CONTROLLER,
     SAID_ONCE,
@@ -21,6 +21,7 @@ from paceline.comm.messages import (
     ToController,
     UserNote,
 )
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import FrameError
 
 CLASSES = [*get_args(ToController), *get_args(FromController)]
@@ -42,7 +43,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Valid values of a field."""
     if annotation in (int, float, bool, str):
         return {int: NUMBERS, float: st.floats(), bool: st.booleans(), str: TEXTS}[annotation]
-    if annotation == Json:
+    if annotation == JsonObject:
         return st.dictionaries(TEXTS, JSON, max_size=3)
     inner = [each for each in get_args(annotation) if each not in (type(None), ...)]
     origin = getattr(annotation, "__origin__", None)
@@ -110,7 +111,7 @@ def plain(annotation: Any) -> Any:
     if annotation in (int, float, bool, str):
         return annotation()
     origin, inner = getattr(annotation, "__origin__", None), get_args(annotation)
-    if annotation == Json or origin is dict:
+    if annotation == JsonObject or origin is dict:
         return {}
     if origin is tuple:
         return () if ... in inner else tuple(map(plain, inner))

@@ -11,7 +11,9 @@ import torch
 
 from paceline.comm import Address, Connection, Kind
 from paceline.comm.handshake import Keys
+from paceline.comm.message_codec import body_of
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import AdmitReply, VerdictReply
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError
 from paceline.params import Layout, Placement, TensorInfo
@@ -22,7 +24,8 @@ from paceline.worker.exchange.grants import LeasesAhead
 from paceline.worker.exchange.inline_link import InlineLink
 from paceline.worker.exchange.pipeline import ReplyBook
 from paceline.worker.exchange.placements import Placements
-from paceline.worker.exchange.run_news import RequestNumbers, RunNews
+from paceline.worker.exchange.run_news import RequestNumbers, RunNews, new_pull, new_push
+from paceline.worker.exchange.sample_report import NOTHING_TO_REPORT, SampleReport
 from paceline.worker.exchange.server_links import LinkSettings, ServerLinks
 
 WHERE = Address.from_json({"host": "127.0.0.1", "port": 1, "unix": None})
@@ -160,7 +163,7 @@ def test_a_worker_gets_ready_for_the_announced_placement_and_says_so_once_it_is(
     placements = placed(links, Placement.over(layout, [0], replicas=0), layout)
     assert placements.announced is None and placements.ready == 0
     after = Placement.over(layout, [0, 1], replicas=0, number=7)
-    placements.hear(links.lead, {"next": [after.to_json(), {"1": WHERE.to_json()}]})
+    placements.hear(links.lead, VerdictReply(next=[after.to_json(), {"1": WHERE.to_json()}]))
     assert placements.announced is not None and placements.ready == 0
     assert [*placements.missing_links()] == [1]
     new = links.reach(1, WHERE)
@@ -168,7 +171,7 @@ def test_a_worker_gets_ready_for_the_announced_placement_and_says_so_once_it_is(
     placements.become_ready()
     assert placements.ready == 7 and not placements.missing_links()
     assert {piece.index for piece in new.slices} == {*after.held(1)} and not new.carrier.into
-    placements.hear(links.lead, {"placement": after.to_json()})
+    placements.hear(links.lead, VerdictReply(placement=after.to_json()))
     assert placements.announced is None and placements.ready == 0
     assert placements.answers(new) and len(new.carrier.into) == len(after.owned(1))
 
@@ -180,7 +183,8 @@ def test_servers_that_left_the_placement_are_dropped_and_its_teller_leads(links)
     links.replicated, links.lost = True, [links.lead]
     assert placements.lose() == [0]
     assert links.each == [other] and not links.lost
-    placements.hear(other, {"placement": Placement.over(layout, [1], replicas=0, number=1).to_json()})
+    after = Placement.over(layout, [1], replicas=0, number=1)
+    placements.hear(other, VerdictReply(placement=after.to_json()))
     assert links.lead is other
     assert placements.lose() == []
 
@@ -190,36 +194,40 @@ def test_servers_that_left_the_placement_are_dropped_and_its_teller_leads(links)
 
 def test_a_wish_for_a_checkpoint_is_heard_once():
     news = RunNews(parse_mode("bsp"))
-    news.admitted({"version": 4, "save": 1}, fetched=True)
+    news.admitted(AdmitReply(version=4, save=1), fetched=True)
     assert news.take_save() and not news.take_save()
-    assert news.version == 4 and news.last_admit["version"] == 4
+    assert news.version == 4 and news.last_admit is not None and news.last_admit.version == 4
 
 
 def test_a_push_that_fetches_nothing_leaves_the_version_but_where_memory_is_shared():
     news = RunNews(parse_mode("asp"))
-    news.admitted({"version": 4}, fetched=False)
+    news.admitted(AdmitReply(version=4), fetched=False)
     assert news.version == 0
     news = RunNews(parse_mode("hogwild"))
-    news.admitted({"version": 4}, fetched=False)
+    news.admitted(AdmitReply(version=4), fetched=False)
     assert news.version == 4
 
 
 def test_a_switch_and_an_early_end_are_heard():
     news = RunNews(parse_mode("bsp"))
-    assert not news.hear_mode({"stop": True})
-    assert news.hear_mode({"mode": "asp", "leave": True})
+    assert not news.hear_mode(VerdictReply(stop=True))
+    assert news.hear_mode(VerdictReply(mode="asp", leave=True))
     assert str(news.mode) == "asp" and news.stop_due and news.leave_due
 
 
 def test_requests_are_numbered_and_pulls_are_no_part_of_the_sequence():
     numbers = RequestNumbers()
-    first = numbers.message(Kind.PUSH, {"samples": 4}, fetch=True, version=2)
-    assert first == {"n": 1, "sequence": 0, "read_version": 2, "samples": 4}
-    assert numbers.message(Kind.PULL, {}, fetch=False, version=2)["fetch"] is False
-    third = numbers.message(Kind.PULL, {}, fetch=True, version=3, ready=5)
-    assert (third["n"], third["sequence"], third["ready"]) == (3, 1, 5)
+    first, second, third, fourth = new_push(), new_pull(), new_pull(), new_pull()
+    first.samples = 4
+    numbers.complete(first, fetch=True, version=2)
+    assert body_of(first) == (Kind.PUSH, {"n": 1, "sequence": 0, "read_version": 2, "samples": 4})
+    numbers.complete(second, fetch=False, version=2)
+    assert second.fetch is False
+    numbers.complete(third, fetch=True, version=3, ready=5)
+    assert (third.n, third.sequence, third.ready) == (3, 1, 5)
     numbers.loads, numbers.loading = 2, True
-    assert numbers.message(Kind.PULL, {}, fetch=True, version=3)["load"] == 2
+    numbers.complete(fourth, fetch=True, version=3)
+    assert fourth.load == 2
 
 
 # --- replies under way ------------------------------------------------------------------------------
@@ -230,10 +238,10 @@ def test_parameters_are_taken_over_when_all_servers_have_answered():
     book.ask(fetch=True)
     book.ask(fetch=False)
     assert book.begin_reply(0) is True
-    book.end_reply(0, {"version": 5}, brought=True)
+    book.end_reply(0, 5, brought=True)
     assert book.take_over() is None, "the other server has not answered"
     assert book.begin_reply(1) is True
-    book.end_reply(1, {}, brought=True)
+    book.end_reply(1, 5, brought=True)
     assert book.all_answered == 1 and book.take_over() == 5 and book.take_over() is None
     assert book.begin_reply(0) is False
     assert (book.asked, book.begun, book.taken) == (2, 2, 1)
@@ -261,38 +269,36 @@ class AheadExchange:
     """Answers requests for leases in turn."""
 
     def __init__(self, *grants: tuple[list[int], bool]) -> None:
-        self.grants = [{"leases": [[i, [[0, 1]]] for i in ids], "over": over} for ids, over in grants]
-        self.sent: list[dict[str, Any]] = []
+        self.grants = [
+            {"leases": [[i, [[0, 1]]] for i in ids], "over": over, "version": 0} for ids, over in grants
+        ]
+        self.sent: list[Any] = []
 
     def receive(self, link: Any, kind: Kind) -> Any:
-        return SimpleNamespace(body=self.grants.pop(0))
+        return SimpleNamespace(kind=kind, body=self.grants.pop(0))
 
-    def send(self, link: Any, kind: Kind, body: dict[str, Any]) -> None:
-        self.sent.append(body)
+    def send(self, link: Any, message: Any) -> None:
+        self.sent.append(message)
 
 
 def test_leases_are_asked_for_ahead_and_those_of_an_epoch_that_was_left_go_back():
     exchange = AheadExchange(([1, 2], False), ([3], False))
     ahead = LeasesAhead(exchange, SimpleNamespace(lead=None), prefetch=3)  # type: ignore[arg-type]
-    assert ahead.collect(0, wait=True, more={"skipped": [9]}) == (None, [])
-    assert ahead.take_unsaid() == {"skipped": [9]}
+    assert ahead.collect(0, wait=True, report=SampleReport((9,))) == (None, [])
+    assert ahead.take_unsaid() == SampleReport((9,))
     granted = SimpleNamespace(leases=[(0, [(0, 1)]), (7, [(1, 2)])], over=False)
     ahead.ask(0, 8, granted)  # type: ignore[arg-type]
-    assert [body["epoch"] for body in exchange.sent] == [0, 0], "4 steps need 2 grants of 2 leases"
-    grant, unused = ahead.collect(0, wait=False, more={})
+    assert [message.epoch for message in exchange.sent] == [0, 0], "4 steps need 2 grants of 2 leases"
+    grant, unused = ahead.collect(0, wait=False, report=NOTHING_TO_REPORT)
     assert grant is not None and [lease for lease, _ in grant.leases] == [1, 2] and not unused
-    assert ahead.collect(1, wait=True, more={}) == (None, [3])
+    assert ahead.collect(1, wait=True, report=NOTHING_TO_REPORT) == (None, [3])
 
 
 def test_skipped_batches_of_several_messages_add_up():
     ahead = LeasesAhead(AheadExchange(), SimpleNamespace(lead=None), prefetch=1)  # type: ignore[arg-type]
-    ahead.collect(0, wait=False, more={"skipped": [1], "skipped_samples": 2})
-    assert ahead.take_unsaid({"skipped": [5], "skipped_samples": 3, "logged": 4}) == {
-        "skipped": [1, 5],
-        "skipped_samples": 5,
-        "logged": 4,
-    }
-    assert ahead.take_unsaid() == {}
+    ahead.collect(0, wait=False, report=SampleReport((1,), 2))
+    assert ahead.take_unsaid(SampleReport((5,), 3, 4)) == SampleReport((1, 5), 5, 4)
+    assert ahead.take_unsaid() == NOTHING_TO_REPORT
 
 
 def test_parameters_are_the_workers_copy_unless_it_reads_in_place():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.comm.worker_messages import AdmitReply, AttachedReply
 from paceline.core.modes import parse_mode
 from paceline.observe.record.spans import NO_SPANS
 from paceline.worker.exchange.run_news import RunNews
@@ -20,7 +21,7 @@ from paceline.worker.training_view import TrainingView
 
 def news_of(mode: str = "bsp", **welcome: Any) -> RunNews:
     news = RunNews(parse_mode(mode))
-    news.welcomed({"version": 0, "mode": mode, **welcome})
+    news.welcomed(AttachedReply(**{"version": 0, "mode": mode, **welcome}))
     return news
 
 
@@ -34,7 +35,7 @@ def test_a_worker_knows_what_the_lead_told_it_last():
     news = news_of(samples=40, done=20)
     counts = RunCounts(news, None, counts_samples=True)
     assert counts.reached() == (0, 40) and counts.done() == 20
-    news.admitted({"version": 3, "samples": 64, "done": 44}, fetched=True)
+    news.admitted(AdmitReply(version=3, samples=64, done=44), fetched=True)
     assert counts.reached() == (3, 64) and counts.samples() == 64 and counts.done() == 44
 
 
@@ -56,7 +57,7 @@ def test_a_member_is_where_its_root_is_also_if_it_has_heard_more():
     news = news_of("hybrid:asp", samples=0, done=0)
     counts = RunCounts(news, MEMBER, counts_samples=True)  # type: ignore[arg-type]
     counts.told_by_root(4, 32, 32)
-    news.last_admit = {"done": 99}
+    news.last_admit = AdmitReply(version=9, done=99)
     assert (news.version, counts.samples(), counts.done()) == (4, 32, 32)
 
 

@@ -3,15 +3,27 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paceline.control.requests import Requests
 from paceline.control.run_record import checkpoint_names
+from paceline.control.run_requests import (
+    Refused,
+    RunRequest,
+    Scaled,
+    ScaleRequest,
+    Stopping,
+    StopRequest,
+    Switched,
+    SwitchRequest,
+    read_answer,
+    request_body,
+)
 from paceline.control.rundir import RunDirectory
+from paceline.core.json_types import JsonObject
 from paceline.core.modes import parse_mode
 from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.observe.record.run_files import unix_time
-from paceline.storage.typed_json import checked
 
 T = TypeVar("T")
 
@@ -21,25 +33,6 @@ _ANSWER_S = 60.0
 _POLL_S = 0.2
 _SILENT_S = 10.0
 """A controller that has not written its status for this long hangs: it writes it every second."""
-
-
-@dataclass(frozen=True)
-class Switched:
-    """A run goes on in another mode."""
-
-    mode: str
-    version: int
-    """From this update on."""
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A run goes on with other numbers of roles."""
-
-    workers: int
-    servers: int
-    version: int
-    """From this update on."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +62,10 @@ def switch_run(run: RunDirectory, mode: str) -> Switched:
             f"run {run.id} is {run.state()}, so there is nothing to switch; "
             f"`paceline resume {run.id} --mode {wanted}` goes on from its last checkpoint in {wanted}"
         )
-    answer = _ask(run, {"kind": "switch", "mode": str(wanted)})
-    if answer.get("refused"):
-        raise UsageError(f"run {run.id} was not switched and goes on as it was: {answer['refused']}")
-    return _understood(Switched, answer)
+    answer = _ask(run, SwitchRequest(str(wanted)), Switched)
+    if isinstance(answer, Refused):
+        raise UsageError(f"run {run.id} was not switched and goes on as it was: {answer.refused}")
+    return answer
 
 
 def scale_run(run: RunDirectory, *, workers: int | None = None, servers: int | None = None) -> Scaled:
@@ -89,10 +82,10 @@ def scale_run(run: RunDirectory, *, workers: int | None = None, servers: int | N
             f"run {run.id} is {run.state()}, so there is nothing to scale; `paceline resume {run.id} "
             f"{wanted}` goes on from its last checkpoint so"
         )
-    answer = _ask(run, {"kind": "scale", **sizes})
-    if answer.get("refused"):
-        raise UsageError(f"run {run.id} was not scaled and goes on as it was: {answer['refused']}")
-    return _understood(Scaled, answer)
+    answer = _ask(run, ScaleRequest(workers, servers), Scaled)
+    if isinstance(answer, Refused):
+        raise UsageError(f"run {run.id} was not scaled and goes on as it was: {answer.refused}")
+    return answer
 
 
 def stop_run(run: RunDirectory, *, now: bool = False, tell: Callable[[str], None]) -> None:
@@ -107,7 +100,7 @@ def stop_run(run: RunDirectory, *, now: bool = False, tell: Callable[[str], None
         KeyboardInterrupt: the waiting was interrupted; the run stops all the same.
     """
     try:
-        _ask(run, {"kind": "stop", "now": now})
+        _ask(run, StopRequest(now), Stopping)
         said = ""
         # The state is written first; then processes end, and the report is written.
         while run.alive() or run.lock.held():
@@ -139,7 +132,7 @@ def run_end(run: RunDirectory) -> RunEnd:
     )
 
 
-def waiting_for(status: dict[str, Any], now: float) -> str:
+def waiting_for(status: JsonObject, now: float) -> str:
     """What a run that was asked to stop is at, in words.
 
     Args:
@@ -167,12 +160,9 @@ def waiting_for(status: dict[str, Any], now: float) -> str:
     return "workers finish the step that they are at, then a checkpoint is written"
 
 
-def _understood(kind: type[T], answer: dict[str, Any]) -> T:
+def _ask(run: RunDirectory, request: RunRequest, answer: type[T]) -> T | Refused:
+    body = Requests(run.path).ask(request_body(request), alive=run.alive, within_s=_ANSWER_S)
     try:
-        return checked(kind, answer)
+        return read_answer(answer, body)
     except ValueError as error:
         raise LinkError(f"the run answered what cannot be understood: {error}") from error
-
-
-def _ask(run: RunDirectory, body: dict[str, Any]) -> dict[str, Any]:
-    return Requests(run.path).ask(body, alive=run.alive, within_s=_ANSWER_S)

@@ -176,6 +176,7 @@ def _facts(run: RunDirectory) -> RunFacts:
         return value if isinstance(value, kind) else None
 
     args = job.get("args")
+    words = [each for each in args if isinstance(each, str)] if isinstance(args, list) else []
     return RunFacts(
         id=run.id,
         path=str(run.path),
@@ -184,7 +185,7 @@ def _facts(run: RunDirectory) -> RunFacts:
         damage=look.damage,
         created=look.record.get("created"),
         script=asked("script", str),
-        args=args if isinstance(args, list) and all(isinstance(each, str) for each in args) else None,
+        args=words if isinstance(args, list) and len(words) == len(args) else None,
         mode=asked("mode", str),
         workers=asked("workers", int),
         servers=asked("servers", int),

@@ -28,6 +28,7 @@ def take_over(handover: Handover) -> int:
     run = RunDirectory(Path(succession.run))
     run.lock.inherit(succession.lock)
     record = run.record()
+    assert record["plan"] is not None  # a run has one before it has a controller
     plan = Plan.from_json(record["plan"])
     said = 0
 

@@ -69,10 +69,10 @@ def numbers(status: RunStatus) -> str:
 
 def _limit(status: RunStatus) -> str:
     """What limited the run, as its report says."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        summary = read_summary(Path(status.run_dir))
-        if summary["diagnosis"]["limit"] not in ("unknown", "failure"):  # why it failed is said already
-            return f"{summary['diagnosis']['sentence']} {summary['diagnosis']['advice']}"
+    with contextlib.suppress(OSError, ValueError):
+        found = read_summary(Path(status.run_dir))["diagnosis"]
+        if found["limit"] not in ("unknown", "failure"):  # why it failed is said already
+            return f"{found['sentence']} {found['advice']}"
     return ""
 
 

@@ -4,11 +4,12 @@ import contextlib
 import select
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.collective.group_messages import names_of
 from paceline.comm import Address, Connection, Kind, Listener, connect
+from paceline.comm.frames import field
 from paceline.comm.meeting import accept
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import DeadlineError, LinkError
 
 __all__ = ["GroupLinks"]
@@ -34,11 +35,11 @@ class GroupLinks:
         self._listener = Listener() if rank == self.root and len(self.ranks) > 1 else None
 
     @property
-    def address(self) -> dict[str, Any] | None:
+    def address(self) -> JsonObject | None:
         """Where the root listens; None on the others."""
         return None if self._listener is None else self._listener.address.to_json()
 
-    def meet(self, root: dict[str, Any] | None) -> dict[int, Connection]:
+    def meet(self, root: JsonObject | None) -> dict[int, Connection]:
         """The links of this member: the root's to all others, or the one to the root.
 
         Raises:
@@ -72,7 +73,7 @@ class GroupLinks:
                 with contextlib.suppress(LinkError, OSError):  # a stranger
                     connection = accept(sock.accept()[0], self._secret)
                     connection.sock.settimeout(self.deadline_s)
-                    rank = connection.receive().body.get("rank")
+                    rank = field(connection.receive().body, "rank", int)
                     connection.check_role("worker")
                     if rank in missing:
                         connection.peer = f"worker:{rank}"

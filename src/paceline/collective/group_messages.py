@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.comm import Connection, Frame, Kind
+from paceline.comm.frames import field
 from paceline.exceptions import DeadlineError, LinkError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Lane
@@ -12,7 +13,7 @@ from paceline.observe.record.spans import Lane
 __all__ = ["Body", "GroupMessages", "names_of"]
 
 Body = dict[str, Any]
-"""The body of a MEET frame."""
+"""The body of a MEET frame: what each call brings and hears is known where it is made."""
 
 _AT_ONCE_S = 1e-4
 """The root did not wait for a member that answers within this time."""
@@ -128,7 +129,7 @@ class GroupMessages:
         finally:
             waited = time.perf_counter() - began
             self.waited_s += waited
-        last = frame.body.get("last", rank)
+        last = field(frame.body, "last", int, rank)
         if last not in (rank, self.rank):  # the root itself waited
             self.lane.blame(last, waited)
         self.lane.enter(phase)

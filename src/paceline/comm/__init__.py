@@ -2,6 +2,8 @@
 
 * `frames.py`     the wire format: a bounded, authenticated header, a JSON body, a payload. Pure.
 * `messages.py`   the messages between the controller and the roles: one class and one kind for each.
+* `worker_messages.py` the messages between workers and servers, likewise.
+* `server_messages.py` the messages between servers, likewise.
 * `message_codec.py` reads and writes the bodies of such messages, and validates them.
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
 * `pinned_tls.py` TLS with a side of which only the certificate's fingerprint is known: how hosts join.

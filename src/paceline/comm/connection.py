@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.comm import frames, handshake
 from paceline.comm.aside import Aside
@@ -222,9 +222,10 @@ class Connection:
         """Damage the next frame that is sent, for tests: see `faults.py`."""
         self._tamper = tamper_with(kind, self._tamper)
 
-    def tell(self, said: tuple[Any, ...], payload: Sequence[memoryview] = ()) -> None:
-        """Send a message (`messages.py`) as a frame of its kind."""
-        self.send(*body_of(said), payload)
+    def tell(self, said: object, payload: Sequence[memoryview] = (), descriptors: Sequence[int] = ()) -> None:
+        """Send a message as a frame of its kind (see `message_codec.py`). As `send`."""
+        kind, body = body_of(said)
+        self.send(kind, body, payload, descriptors)
 
     def send(
         self,

@@ -16,8 +16,9 @@ import hmac
 import json
 import struct
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import FrameError, MessageError, PacelineError
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Body: TypeAlias = dict[str, Any]
+Body: TypeAlias = JsonObject
 """The body of a frame: a JSON object."""
 _HEADER = struct.Struct("<2sBBIQQ")
 _MAGIC = b"PL"
@@ -53,10 +54,10 @@ class Kind(IntEnum):
 
     HELLO = 1  # any → any, first frame: who I am
     ERROR = 2  # any → any: what went wrong, then the connection closes
-    BYE = 3  # worker → server, role → controller: I leave in order
-    OFFER = 4  # worker → lead: my layout, optimizer, initial weights
+    BYE = 3  # role → controller: I leave in order
+    OFFER = 4  # worker → lead: my layout and optimizer
     ADOPT = 5  # lead → follower: the run's layout and optimizer, and the weights of your shard
-    ADOPTED = 6  # follower → lead, lead → worker: done; the memory comes along
+    ADOPTED = 6  # lead → worker: all servers have the model; start from this
     ATTACH = 7  # worker → server: my memory; I belong to this layout
     ATTACHED = 8  # server → worker: parameters of my shard
     PUSH = 9  # worker → server: a gradient
@@ -64,11 +65,9 @@ class Kind(IntEnum):
     TAKE = 11  # worker → lead: leases, please
     GRANT = 12  # lead → worker: here they are
     ASSIGN = 13  # worker → server: overwrite the parameters of your shard
-    STATE = 14  # worker → server: the optimizer state of your shard, please (or: here it is); also between
-    #             servers, for slices that change hands
+    STATE = 14  # worker → server: the optimizer state of your shard, please; server → worker: here it is
     SAVED = 15  # worker → lead: my part of a checkpoint
     ORDER = 16  # lead → follower: the next instruction in the run's one order
-    DONE = 17  # follower → lead: part of a checkpoint written, or a partial norm
     READY = 18  # role → controller: I listen here
     START = 19  # controller → role: the servers are there
     STATS = 20  # lead → controller: progress of the run
@@ -107,22 +106,37 @@ class Kind(IntEnum):
     SNAPSHOT = 66  # controller → lead: save at the next opportunity
     EMPTY = 67  # controller → lead: let this server go
     END_EARLY = 68  # controller → lead: end the run in order
-    HOST = 70  # agent → controller: its host
-    WELCOME = 71  # controller → agent: you belong to the run
-    ROLE_START = 72  # controller → agent: start this role
-    ROLE_END = 73  # controller → agent: end this role
-    ROLE_STARTED = 74  # agent → controller: it runs
-    ROLE_EXITED = 75  # agent → controller: it ended, and why
-    ALIVE = 76  # agent ↔ controller: I am still there
-    FILE = 77  # controller → agent: a part of the program; agent → controller: of what a role has written
-    RUN_OVER = 78  # controller → agent: the run has ended
-    STORE_PUT = 80  # role → store: the next bytes of a new blob
-    STORE_SEAL = 81  # role → store: the blob is complete
-    STORE_SEALED = 82  # store → role: it is on the disk
-    STORE_GET = 83  # role → store: bytes of a blob, please
-    STORE_BYTES = 84  # store → role: here they are
-    STORE_LIST = 85  # role → store: which blobs are there?
-    STORE_NAMES = 86  # store → role: these
+    REDUCED = 70  # follower → lead: norms of its slices, after the first half of an update
+    VECTOR_ANSWERS = 71  # follower → lead: results of operations on its part of vectors
+    PLACED = 72  # follower → lead: it has all its slices of a placement
+    PART_WRITTEN = 73  # follower → lead: its part of a checkpoint is written
+    PART_FAILED = 74  # follower → lead: its part of a checkpoint could not be written
+    LOAD = 75  # worker → server: take over this optimizer state when the order says so
+    SLICES = 76  # server → server, by the lead: slices that change hands
+    WEIGHTS = 77  # worker 0 → lead: the initial weights
+    WANT_WEIGHTS = 78  # lead → worker 0: send them
+    MODEL_HELD = 79  # follower → lead: it has the model
+    INCOMPLETE = 80  # lead → worker: the run was prepared by more calls than the offer
+    ENTER_ORDER = 81  # lead → new server: it takes part in the order from here on
+    CATCH_UP = 82  # promoted lead → follower: steps and state that it lacks
+    BUFFERS = 83  # worker → server: the present buffers, for workers that join later
+    DETACH = 84  # worker → server: I leave in order
+    HOST = 100  # agent → controller: its host
+    WELCOME = 101  # controller → agent: you belong to the run
+    ROLE_START = 102  # controller → agent: start this role
+    ROLE_END = 103  # controller → agent: end this role
+    ROLE_STARTED = 104  # agent → controller: it runs
+    ROLE_EXITED = 105  # agent → controller: it ended, and why
+    ALIVE = 106  # agent ↔ controller: I am still there
+    FILE = 107  # controller → agent: a part of the program; agent → controller: of what a role has written
+    RUN_OVER = 108  # controller → agent: the run has ended
+    STORE_PUT = 110  # role → store: the next bytes of a new blob
+    STORE_SEAL = 111  # role → store: the blob is complete
+    STORE_SEALED = 112  # store → role: it is on the disk
+    STORE_GET = 113  # role → store: bytes of a blob, please
+    STORE_BYTES = 114  # store → role: here they are
+    STORE_LIST = 115  # role → store: which blobs are there?
+    STORE_NAMES = 116  # store → role: these
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -134,6 +148,10 @@ _BODY_LIMIT = {
     Kind.ADOPTED: _LARGE,
     Kind.STATE: _LARGE,
     Kind.ORDER: _LARGE,
+    Kind.ENTER_ORDER: _LARGE,
+    Kind.CATCH_UP: _LARGE,
+    Kind.REDUCED: 4 << 20,  # a norm for every slice
+    Kind.DETACH: 4 << 20,  # names leases
     Kind.ADMIT: 4 << 20,
     Kind.GRANT: 4 << 20,
     Kind.VERDICT: 4 << 20,
@@ -158,7 +176,6 @@ _BODY_LIMIT = {
 }
 _WITH_PAYLOAD = frozenset(
     [
-        Kind.OFFER,
         Kind.ADOPT,
         Kind.ADOPTED,
         Kind.ATTACHED,
@@ -166,7 +183,11 @@ _WITH_PAYLOAD = frozenset(
         Kind.ADMIT,
         Kind.ASSIGN,
         Kind.STATE,
+        Kind.LOAD,
+        Kind.SLICES,
+        Kind.WEIGHTS,
         Kind.SAVED,
+        Kind.BUFFERS,
         Kind.SLICE,
         Kind.FILE,
         Kind.STORE_PUT,

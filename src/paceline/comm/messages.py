@@ -7,7 +7,8 @@
 from typing import Final, NamedTuple
 
 from paceline.comm.frames import Kind
-from paceline.comm.message_codec import Catalogue, Json, message
+from paceline.comm.message_codec import Catalogue, message
+from paceline.core.json_types import JsonObject
 from paceline.core.server.lead_reports import (
     FullyReplicated,
     ModeEntered,
@@ -137,7 +138,7 @@ class LoggedMetrics(NamedTuple):
 class ServerListening(NamedTuple):
     """A server accepts connections at this address."""
 
-    address: Json
+    address: JsonObject
 
 
 @message(Kind.SERVER_REPORT)
@@ -181,7 +182,7 @@ class LeadReport(NamedTuple):
     update_s: float
     staleness: dict[int, int]
     """Number of applied pushes at each staleness."""
-    data: Json | None
+    data: JsonObject | None
     leases: tuple[dict[str, int], ...]
     earlier_epochs: dict[str, int]
     parameters: int
@@ -213,7 +214,7 @@ message(Kind.SWITCH_REFUSED)(SwitchRefused)
 class ServerAddresses(NamedTuple):
     """Addresses of the servers by rank, and the rank of the lead."""
 
-    servers: dict[str, Json]
+    servers: dict[str, JsonObject]
     lead: int
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from paceline.comm.compression import CompressionSpec
 from paceline.exceptions import FrameError, UsageError
@@ -71,18 +70,18 @@ class Transfer:
         return self.compresses or self.pipelined
 
 
-def encoded_sizes(body: dict[str, Any], plain: Sequence[int]) -> list[int]:
-    """The sizes of encoded slices that a frame announces. FrameError if they are not plausible.
+def encoded_sizes(sizes: Sequence[int] | None, plain: Sequence[int]) -> Sequence[int]:
+    """The sizes of encoded slices that a message announces. FrameError if they are not plausible.
 
     Args:
+        sizes: None: it announces none.
         plain: the sizes of the slices as they lie in memory.
     """
-    sizes = body.get("sizes")
     if (
-        not isinstance(sizes, list)
+        sizes is None
         or len(sizes) != len(plain)
         # No compression makes a slice much larger: there are a few bytes and positions beside the elements.
-        or not all(type(n) is int and 0 < n <= 2 * m + 1024 for n, m in zip(sizes, plain, strict=True))
+        or not all(0 < n <= 2 * m + 1024 for n, m in zip(sizes, plain, strict=True))
     ):
         raise FrameError(f"compressed slices of {sizes!r:.80} bytes for {len(plain)} slices")
     return sizes

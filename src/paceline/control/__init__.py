@@ -14,6 +14,7 @@
 * `awaited_save.py` AwaitedSave: the checkpoint that a run waits for when it ends.
 * `training_guard.py` TrainingGuard: notices divergence, and with --guard decides what to do.
 * `request_desk.py` RequestDesk: requests of users: another mode, more or fewer roles, an end.
+* `run_requests.py` what a command can ask of a run, and what it is answered: one class for each.
 * `requests.py`    Requests: how a command's request and its answer travel.
 * `mode_switches.py` ModeSwitches: the run's mode, and switches that the lead has not answered.
 * `scaling.py`     whether a run can have other numbers of roles.

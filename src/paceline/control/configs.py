@@ -1,12 +1,13 @@
 """The configuration that roles are started with: fields of ServerConfig and WorkerConfig, as plain JSON."""
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from paceline.comm import Address
 from paceline.control.attempts import Attempt
 from paceline.control.host_choice import LocalPlace
 from paceline.control.rundir import RunDirectory
+from paceline.core.json_types import JsonObject
 from paceline.engines import HostInfo
 from paceline.observe.record.thinning import value_rows
 from paceline.plan import Plan
@@ -14,33 +15,44 @@ from paceline.plan.job import settings_for
 from paceline.plan.option import RoleKind
 from paceline.plan.program_check import search_path
 
-__all__ = ["server_config", "worker_config"]
+__all__ = ["CommonConfig", "server_config", "worker_config"]
 
 _LAST_RESORT_S = 10.0
 """Seconds that a worker waits for the lead beyond the deadline of any role that the lead might report."""
 
 
+class CommonConfig(NamedTuple):
+    """The part that the controller knows best, and every role gets."""
+
+    rank: int
+    incarnation: int
+    mode: str
+    servers: int
+    workers: int
+    clock_ns: int
+    faults: str
+
+
 def server_config(
     plan: Plan,
     run: RunDirectory,
-    common: dict[str, Any],
+    common: CommonConfig,
     lead: int,
     resume: Path | None,
     host: HostInfo,
     store: Address | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """A server's.
 
     Args:
-        common: what the controller knows best, of any role: its rank, how many there are, the mode, …
         resume: the checkpoint to begin from.
         host: where it runs.
         store: where it reaches the store, on another host than the controller's.
     """
     job = plan.job
     return {
-        **common,
-        **_of_any_role(plan, run, "server", common["rank"]),
+        **common._asdict(),
+        **_of_any_role(plan, run, "server", common.rank),
         "worker_threads": sum(role.threads for role in plan.workers),
         "run_dir": str(run.path),
         "lead": lead,
@@ -55,12 +67,12 @@ def server_config(
 def worker_config(
     plan: Plan,
     run: RunDirectory,
-    common: dict[str, Any],
+    common: CommonConfig,
     meeting_at: tuple[str, int],
     attempt: Attempt,
     steps_before: int,
     place: LocalPlace,
-) -> dict[str, Any]:
+) -> JsonObject:
     """A worker's; see `server_config`.
 
     Args:
@@ -70,8 +82,8 @@ def worker_config(
     """
     job = plan.job
     return {
-        **common,
-        **_of_any_role(plan, run, "worker", common["rank"]),
+        **common._asdict(),
+        **_of_any_role(plan, run, "worker", common.rank),
         # All workers partition the parameters for the servers that the run began with.
         "servers": len(plan.servers),
         "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
@@ -91,7 +103,7 @@ def worker_config(
     }
 
 
-def _of_any_role(plan: Plan, run: RunDirectory, role: RoleKind, rank: int) -> dict[str, Any]:
+def _of_any_role(plan: Plan, run: RunDirectory, role: RoleKind, rank: int) -> JsonObject:
     # A role that joins later is configured like the first of its kind.
     alike = [r for r in plan.roles if r.role == role]
     return {

@@ -34,6 +34,7 @@ from paceline.control.request_desk import RequestDesk
 from paceline.control.role_links import Joined, RoleLinks, Said
 from paceline.control.role_reports import RoleReports
 from paceline.control.run_record import RunRecord
+from paceline.control.run_requests import Refused
 from paceline.control.succession import Takeover
 from paceline.control.training_guard import GiveUp, Rewind, Tighten, TrainingGuard, Verdict
 from paceline.core.run_decisions import Decision, RunState
@@ -150,7 +151,7 @@ class Hearing:
             case ModeEntered():
                 self._switches.entered(message)
             case SwitchRefused(request, reason):
-                self._switches.answer(request, {"refused": reason})
+                self._switches.answer(request, Refused(reason))
             case _:
                 assert_never(message)
         return []
@@ -159,7 +160,7 @@ class Hearing:
         self.codes[said.name] = 1 if report.code is None else report.code
         if self._machine.state not in (RunState.SUCCEEDED, RunState.STOPPED):
             # Then servers end, and one of them may see the end of another before its own order to stop.
-            self._record.event({"kind": "error", "role": said.name, **body_of(report)[1]})
+            self._record.event("error", role=said.name, **body_of(report)[1])
         if said.role == "worker":
             self._record.status.workers[said.rank].state = "failed"
             self._machine.stepped(said.rank, report.clock or 0)
@@ -179,7 +180,7 @@ class Hearing:
         if ended.checkpoint is not None and ended.checkpoint != "kept":
             self._record.list_checkpoints()
             self._guard.checkpoint_written()
-            self._record.event({"kind": "checkpoint", "version": ended.version})
+            self._record.event("checkpoint", version=ended.version)
         if ended.asked and self._save.awaited:
             self._save.end()
             return self._machine.saved(ended.reason)

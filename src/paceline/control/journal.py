@@ -7,51 +7,66 @@ the roles for the rest.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from paceline.control.processes import SavedOrigin
+from paceline.core.run_machine_state import RunMachineState
 from paceline.exceptions import UsageError
 from paceline.observe import RunStatus
 from paceline.storage.atomic import write_text_atomically
 from paceline.storage.json_files import read_object
 from paceline.storage.plain_files import reason_of
-from paceline.storage.typed_json import checked
+from paceline.storage.typed_json import AnyFloat, checked
 
-__all__ = ["Journal", "Knowledge", "kept_status"]
+__all__ = ["Journal", "KeptStatus", "Knowledge", "kept_status"]
 
 _MOST_BYTES = 32 << 20
-_KEPT_STATUS = (
-    "mode",
-    "messages",
-    "lost_updates",
-    "samples_before",
-    "steps_before",
-    "takeovers",
-    "ended_early",
-    "left_out",
-    "diverged",
-    "first_losses",
-)
 
 
-def kept_status(status: RunStatus) -> dict[str, Any]:
+class KeptStatus(TypedDict):
     """The fields of the status that roles cannot tell the successor."""
-    return {name: getattr(status, name) for name in _KEPT_STATUS}
+
+    mode: str
+    messages: list[str]
+    lost_updates: int
+    samples_before: int
+    steps_before: int
+    takeovers: int
+    ended_early: str | None
+    left_out: dict[str, int]
+    diverged: str | None
+    first_losses: dict[str, AnyFloat]
+
+
+def kept_status(status: RunStatus) -> KeptStatus:
+    """What is kept of a status."""
+    return {
+        "mode": status.mode,
+        "messages": status.messages,
+        "lost_updates": status.lost_updates,
+        "samples_before": status.samples_before,
+        "steps_before": status.steps_before,
+        "takeovers": status.takeovers,
+        "ended_early": status.ended_early,
+        "left_out": status.left_out,
+        "diverged": status.diverged,
+        "first_losses": status.first_losses,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
     """The journal's record. Its fields are the keys of control.json."""
 
-    machine: dict[str, Any]
-    """`RunMachine.snapshot()`."""
+    machine: RunMachineState
     pid: int
     """Process of the controller."""
     started: float
     """Start of the run on this host's monotonic clock."""
     clock_ns: int
     """From that clock to Unix time."""
-    origin: dict[str, Any]
-    """`Origin.to_json()`: the checkpoint that the run started from, or went back to."""
+    origin: SavedOrigin
+    """The checkpoint that the run started from, or went back to."""
     going_back: str | None
     """Why the run is going back to a checkpoint; None: it is not."""
     meeting_port: int
@@ -59,8 +74,7 @@ class Knowledge:
     """Checkpoints after this version are of a run that diverged, and are to be removed."""
     switching: list[str]
     """Switch requests without an answer."""
-    status: dict[str, Any]
-    """`kept_status()`."""
+    status: KeptStatus
 
 
 class Journal:

@@ -1,11 +1,12 @@
 """Switches of a running run to another mode: requests of users, of the guard, and of the run's schedule."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import asdict
 
 from paceline.comm.messages import ModeEntered, SwitchMode
 from paceline.control.requests import Requests
 from paceline.control.run_record import RunRecord
+from paceline.control.run_requests import Refused, RunAnswer, Switched
 from paceline.core.modes import ModeSpec, in_words, parse_mode
 from paceline.exceptions import UsageError
 from paceline.plan import Plan
@@ -60,7 +61,7 @@ class ModeSwitches:
         """A switch that was checked. Returns what to ask the lead; None: the run is in that mode already,
         which answers the request."""
         if mode == self.mode and not self._pending:
-            self.answer(request, {"mode": str(mode), "version": self._record.status.version})
+            self.answer(request, Switched(str(mode), self._record.status.version))
             return None
         self._pending[request] = mode
         return SwitchMode(str(mode), request)
@@ -74,10 +75,10 @@ class ModeSwitches:
         if said.request is None or said.request not in self._pending:
             return
         if str(self._pending[said.request]) == said.mode:
-            self.answer(said.request, {"mode": said.mode, "version": said.version})
+            self.answer(said.request, Switched(said.mode, said.version))
         else:
             turned = f"its schedule turned to {said.mode} at update {said.version}"
-            self.answer(said.request, {"refused": turned})
+            self.answer(said.request, Refused(turned))
 
     def force(self, mode: ModeSpec) -> None:
         """The run starts again from a checkpoint in this mode."""
@@ -92,12 +93,12 @@ class ModeSwitches:
     def refuse(self, requests: Iterable[str], reason: str) -> None:
         """Refuse these requests."""
         for request in requests:
-            self.answer(request, {"refused": reason})
+            self.answer(request, Refused(reason))
 
-    def answer(self, request: str, body: dict[str, Any]) -> None:
+    def answer(self, request: str, answer: RunAnswer) -> None:
         """Answer a request of any kind."""
         self._pending.pop(request, None)
         if request == GUARD:
             return
         with self._record.tolerating_full_disk():
-            self._requests.answer(request, body)
+            self._requests.answer(request, asdict(answer))

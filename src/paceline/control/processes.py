@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from paceline.comm import Address, Certificate, Secret
 from paceline.comm.faults import Faults
 from paceline.comm.store_link import StoreService
 from paceline.control.attempts import Attempts
-from paceline.control.configs import server_config, worker_config
+from paceline.control.configs import CommonConfig, server_config, worker_config
 from paceline.control.fleet import Fleet
 from paceline.control.host_choice import HostChoice
 from paceline.control.rendezvous import HOST, ReservedPort
@@ -33,7 +33,7 @@ from paceline.plan.plan import threads_of_workers
 from paceline.storage.checkpoint import Checkpoint, latest, load
 from paceline.storage.checkpoint_meta import check_meta
 
-__all__ = ["Credentials", "Origin", "RoleProcesses", "Surroundings"]
+__all__ = ["Credentials", "Origin", "RoleProcesses", "SavedOrigin", "Surroundings"]
 
 _END_S = 5.0
 """How long killed processes may take to end."""
@@ -47,6 +47,16 @@ class Credentials(NamedTuple):
     secret: bytes
     certificates: dict[str, Certificate]
     """By role; empty without TLS."""
+
+
+class SavedOrigin(TypedDict):
+    """An Origin as JSON."""
+
+    checkpoint: str | None
+    version: int
+    samples: int
+    clocks: dict[str, int]
+    floor: int
 
 
 class Origin(NamedTuple):
@@ -88,15 +98,21 @@ class Origin(NamedTuple):
         return cls(checkpoint.path, machine["version"], lead["samples"], clocks, floor)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Origin":
+    def from_json(cls, data: SavedOrigin) -> "Origin":
         """The inverse of `to_json`. The checkpoint may have been removed since."""
-        found = data["checkpoint"]
-        return cls(**{**data, "checkpoint": None if found is None else Path(found)})
+        path = data["checkpoint"]
+        checkpoint = None if path is None else Path(path)
+        return cls(checkpoint, data["version"], data["samples"], data["clocks"], data["floor"])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SavedOrigin:
         """As plain JSON."""
-        found = None if self.checkpoint is None else str(self.checkpoint)
-        return {**self._asdict(), "checkpoint": found, "clocks": dict(self.clocks)}
+        return {
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "version": self.version,
+            "samples": self.samples,
+            "clocks": dict(self.clocks),
+            "floor": self.floor,
+        }
 
     def steps_of(self, rank: int) -> int:
         """Steps that a worker had made there."""
@@ -200,15 +216,15 @@ class RoleProcesses:
     def start(self, launch: Launch, around: Surroundings) -> str:
         """Start a process; returns the id of its host before it runs."""
         role, rank, incarnation = launch.role, launch.rank, launch.incarnation
-        common = {
-            "rank": rank,
-            "incarnation": incarnation,
-            "mode": around.mode,
-            "servers": around.servers,
-            "workers": around.workers,
-            "clock_ns": self._clock_ns,
-            "faults": str(self._faults.of(role, rank, incarnation)),
-        }
+        common = CommonConfig(
+            rank=rank,
+            incarnation=incarnation,
+            mode=around.mode,
+            servers=around.servers,
+            workers=around.workers,
+            clock_ns=self._clock_ns,
+            faults=str(self._faults.of(role, rank, incarnation)),
+        )
         host = self._host_of(role, rank)
         if role == "server":
             store = None if self._store is None or host.id == LOCAL_HOST else self._store.address

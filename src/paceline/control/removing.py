@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.control.run_owner import OWN_NAMES
 from paceline.control.rundir import DAMAGED, RunDirectory, runs_root
 from paceline.exceptions import PlanError, UsageError
-from paceline.observe.record.run_files import unix_time
+from paceline.observe.record.run_files import AskedFor, unix_time
 
 __all__ = ["KEPT_STATES", "Candidate", "candidate", "choose", "refusal", "remove"]
 
@@ -125,7 +125,7 @@ def refusal(run: RunDirectory) -> UsageError:
 
 def _contents(run: RunDirectory) -> Iterator[Path]:
     """All of a run but what makes it one."""
-    record = {}
+    record: AskedFor = {}
     with contextlib.suppress(UsageError):
         record = run.record()
     own = record.get("made", run.path.name == run.id)

@@ -3,12 +3,23 @@
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, assert_never
 
 from paceline.control.mode_switches import ModeSwitches
 from paceline.control.requests import Requests
 from paceline.control.role_links import RoleLinks
 from paceline.control.run_record import RunRecord
+from paceline.control.run_requests import (
+    BadRequest,
+    Refused,
+    RunRequest,
+    Scaled,
+    ScaleRequest,
+    Stopping,
+    StopRequest,
+    SwitchRequest,
+    read_request,
+)
 from paceline.control.scaling import check_scale, told_change
 from paceline.core.modes import ModeSpec, parse_mode
 from paceline.core.run_decisions import Decision, RunState
@@ -25,10 +36,10 @@ _SAME_REQUEST_S = 3.0
 
 
 class UserRequest(NamedTuple):
-    """A command's request, as the run directory has it."""
+    """A command's request, and its name in the run directory."""
 
     name: str
-    body: dict[str, Any]
+    request: RunRequest | BadRequest
 
 
 class RequestDesk:
@@ -58,26 +69,26 @@ class RequestDesk:
         if now - self._looked > _LOOK_S:
             self._looked = now
             for name, body in self._requests.pending().items():
-                yield UserRequest(name, body)
+                yield UserRequest(name, read_request(body))
 
-    def decide(self, request: UserRequest) -> Sequence[Decision]:
+    def decide(self, asked: UserRequest) -> Sequence[Decision]:
         """What follows from a request."""
-        name, body = request
+        name, request = asked
         try:
-            match body.get("kind"):
-                case "switch":
-                    self.switch(name, parse_mode(str(body.get("mode"))))
+            match request:
+                case SwitchRequest(mode):
+                    self.switch(name, parse_mode(mode))
                     return []
-                case "scale":
-                    return self._scale(name, body.get("workers"), body.get("servers"))
-                case "stop":
-                    return self._stop(name, now=body.get("now") is True)
-                case other:
-                    raise UsageError(
-                        f"a request of kind {other!r:.40} is unknown here; known: 'switch', 'scale', 'stop'"
-                    )
+                case ScaleRequest(workers, servers):
+                    return self._scale(name, workers, servers)
+                case StopRequest(now):
+                    return self._stop(name, now=now)
+                case BadRequest(reason):
+                    raise UsageError(reason)
+                case _:
+                    assert_never(request)
         except UsageError as error:
-            self._switches.answer(name, {"refused": str(error)})
+            self._switches.answer(name, Refused(str(error)))
             return []
 
     def switch(self, request: str, mode: ModeSpec) -> None:
@@ -109,10 +120,10 @@ class RequestDesk:
         decisions: Sequence[Decision] = []
         if now or self._machine.state is not RunState.STOPPING:  # else it was asked before
             decisions = self._machine.stop_requested(now=now)
-        self._switches.answer(request, {"state": self._machine.state.value})
+        self._switches.answer(request, Stopping(self._machine.state.value))
         return decisions
 
-    def _scale(self, request: str, workers: Any, servers: Any) -> Sequence[Decision]:
+    def _scale(self, request: str, workers: int | None, servers: int | None) -> Sequence[Decision]:
         """Change the number of workers or of servers. UsageError if this run cannot."""
         machine, status, mode = self._machine, self._record.status, self._switches.mode
         wanted = check_scale(self._plan, machine, status, mode, workers, servers)
@@ -127,7 +138,7 @@ class RequestDesk:
                 status.servers[rank] = ServerStatus(rank=rank)
             if text := told_change("server", serving, set(machine.serving)):
                 self._record.note(text)
-        present = {"workers": len(machine.working), "servers": len(machine.serving)}
-        self._record.record_setting(**present)
-        self._switches.answer(request, {**present, "version": status.version})
+        present = Scaled(len(machine.working), len(machine.serving), status.version)
+        self._record.record_setting(workers=present.workers, servers=present.servers)
+        self._switches.answer(request, present)
         return decisions

@@ -1,4 +1,4 @@
-"""Requests to a run that is going on.
+"""How a request to a run that is going on travels, and its answer (what they say: `run_requests.py`).
 
 A command writes its request into the run directory, and the controller writes the answer beside it. This is
 no socket, because users have the run directory on every host that sees it, and its permissions tell which
@@ -11,8 +11,8 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import DeadlineError, LinkError, PlanError
 from paceline.storage.atomic import write_text_atomically
 from paceline.storage.json_files import read_object
@@ -30,7 +30,7 @@ class Requests:
     def __init__(self, run: Path) -> None:
         self._path = run / "requests"
 
-    def ask(self, body: dict[str, Any], *, alive: Callable[[], bool], within_s: float) -> dict[str, Any]:
+    def ask(self, body: JsonObject, *, alive: Callable[[], bool], within_s: float) -> JsonObject:
         """Send a request and wait for its answer.
 
         Raises:
@@ -63,7 +63,7 @@ class Requests:
             request.unlink(missing_ok=True)
             answer.unlink(missing_ok=True)
 
-    def pending(self) -> dict[str, dict[str, Any]]:
+    def pending(self) -> dict[str, JsonObject]:
         """Requests that came since the last call, by name, the oldest first. Taken out of the directory.
 
         What is no request at all is an empty one. Nothing but files is touched: a pipe would never end.
@@ -81,7 +81,7 @@ class Requests:
                 found[path.stem] = body
         return found
 
-    def answer(self, name: str, body: dict[str, Any]) -> None:
+    def answer(self, name: str, body: JsonObject) -> None:
         """Answer a request. Raises OSError (a full disk)."""
         write_text_atomically(self._path / f"{name}.answer", json.dumps(body), mode=0o600)
 
@@ -92,7 +92,7 @@ def _age(path: Path) -> tuple[int, str]:
     return 0, path.name
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     """A request or an answer; empty if it is none. Raises FileNotFoundError."""
     try:
         return read_object(path, most=_LIMIT_BYTES)

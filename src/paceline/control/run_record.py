@@ -5,9 +5,10 @@ What is written here is for reading only: a full disk costs some of it, and neve
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from paceline.control.rundir import RunDirectory
+from paceline.core.json_types import Json
 from paceline.engines import EngineEvent, HostInfo, HostJoined, HostLost, JoinRefused
 from paceline.exceptions import CheckpointError
 from paceline.observe import RunStatus, ServerStatus
@@ -32,23 +33,23 @@ class RunRecord:
     def note(self, text: str) -> None:
         """Tell the user something."""
         self.status.messages.append(text)
-        self.event({"kind": "note", "text": text})
+        self.event("note", text=text)
 
     def note_once(self, text: str) -> None:
         """Tell the user something that was not told before."""
         if text not in self.status.messages:
             self.note(text)
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, kind: str, **fields: Json) -> None:
         """Append to the run's events."""
         with self.tolerating_full_disk():
-            self.directory.append_event(event)
+            self.directory.append_event({"kind": kind, **fields})
 
     def stranger(self, reason: str) -> None:
         """A connection was refused. The first thousand are recorded."""
         self._strangers += 1
         if self._strangers <= _MAX_STRANGERS:
-            self.event({"kind": "stranger", "reason": reason})
+            self.event("stranger", reason=reason)
 
     def show_hosts(self, hosts: Sequence[HostInfo]) -> None:
         """The hosts of a run on several."""
@@ -107,7 +108,7 @@ class RunRecord:
         """Versions of the checkpoints."""
         return [int(name.rpartition("-")[2]) for name in self.status.checkpoints]
 
-    def record_setting(self, **settings: Any) -> None:
+    def record_setting(self, **settings: Json) -> None:
         """Write a setting that changed during the run, for `paceline resume`."""
         with self.tolerating_full_disk():
             self.directory.record_setting(**settings)

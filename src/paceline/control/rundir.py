@@ -31,23 +31,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypedDict
 
 import psutil
 
 from paceline.control.lock import RunLock
 from paceline.control.run_owner import check_entries, make_parents, take_directory
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.modes import DEFAULTS, as_first_stored
 from paceline.core.run_decisions import RunState
 from paceline.exceptions import PlanError, UsageError
 from paceline.observe import ENDED, RunStatus
 from paceline.observe.record.counting import resumed
 from paceline.observe.record.ledger import Ledgers
-from paceline.observe.record.run_files import read_events, read_record, read_status
+from paceline.observe.record.run_files import AskedFor, EarlierStart, read_events, read_record, read_status
 from paceline.plan import Job, Plan
 from paceline.storage.atomic import write_text_atomically
 from paceline.storage.names import check_name
 from paceline.storage.plain_files import append_to, open_plain, reason_of
+from paceline.storage.typed_json import checked
 
 __all__ = ["DAMAGED", "LEAST_FREE_BYTES", "PRIVATE", "RunDirectory", "RunLook", "runs_root"]
 
@@ -67,11 +69,25 @@ _STATES = frozenset(state.value for state in RunState)
 _SAME_START_S = 2.0
 
 
+class _StoredModes(TypedDict, total=False):
+    """Settings of a stored job that name modes."""
+
+    mode: str
+    schedule: list[str]
+
+
+class _ControllerProcess(TypedDict):
+    """Identity of a process, in status.json."""
+
+    pid: int
+    started: float
+
+
 @dataclass(frozen=True)
 class RunLook:
     """What a run directory says at one moment; each file was read once."""
 
-    record: dict[str, Any]
+    record: AskedFor
     """run.json; empty if it cannot be understood."""
     status: RunStatus
     """An empty one if status.json cannot be understood."""
@@ -184,7 +200,7 @@ class RunDirectory:
                 found[(role, int(rank or 0))] = (role if rank is None else f"{role}:{rank}", path)
         return dict(found[key] for key in sorted(found))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> AskedFor:
         """run.json.
 
         Raises:
@@ -207,11 +223,12 @@ class RunDirectory:
         job = dict(record["job"])
         try:
             if record.get("mode_defaults", 1) < DEFAULTS:
-                job["mode"] = as_first_stored(job.get("mode", Job.mode))
-                turns = [turn.partition("=") for turn in job.get("schedule", ())]
+                stored = checked(_StoredModes, job)
+                job["mode"] = as_first_stored(stored.get("mode", Job.mode))
+                turns = [turn.partition("=") for turn in stored.get("schedule", ())]
                 job["schedule"] = [f"{version}={as_first_stored(mode)}" for version, _, mode in turns]
             return Job.from_json(job)
-        except (UsageError, TypeError, AttributeError) as error:
+        except (UsageError, TypeError, ValueError) as error:
             raise UsageError(f"the job in {self.path / 'run.json'} cannot be understood: {error}") from error
 
     def record_resume(self, job: Job, *, plan: Plan | None = None, command: Sequence[str] = ()) -> None:
@@ -224,7 +241,12 @@ class RunDirectory:
             raise self.refusal()
         self.own()
         record = self.record()
-        before = {"at": _now(), **{key: record.get(key) for key in ("job", "command", "versions")}}
+        before: EarlierStart = {
+            "at": _now(),
+            "job": record.get("job"),
+            "command": record.get("command"),
+            "versions": record.get("versions"),
+        }
         record["resumes"] = [*record.get("resumes", []), before]
         self._write_record(record | _asked(job, plan, command))
         left = Ledgers(self.path / "raw")
@@ -280,28 +302,28 @@ class RunDirectory:
         pid = controller.get("pid") if isinstance(controller, dict) else None
         return pid if isinstance(pid, int) and 0 < pid < 1 << 31 else None
 
-    def record_setting(self, **settings: Any) -> None:
+    def record_setting(self, **settings: Json) -> None:
         """The run was switched to another mode, or has more or fewer workers: a resume goes on so."""
         record = self.record()
         self._write_record(record | {"job": {**record["job"], **settings}})
 
-    def record_task(self, task: Mapping[str, Any]) -> None:
+    def record_task(self, task: Mapping[str, Json]) -> None:
         """What `paceline.fit` trains: settings and hyperparameters, as plain data."""
         self._write_record(self.record() | {"task": dict(task)})
 
-    def write_status(self, status: Mapping[str, Any]) -> None:
+    def write_status(self, status: Mapping[str, object]) -> None:
         """Replace status.json, adding the id of this process. Raises OSError (a full disk)."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         text = json.dumps({**status, "controller": me, "updated": _now()})
         write_text_atomically(self.path / "status.json", text + "\n", mode=0o600)
 
-    def read_status(self) -> dict[str, Any]:
+    def read_status(self) -> JsonObject:
         """status.json; empty if there is none that can be read."""
         with contextlib.suppress(OSError, ValueError):
             return read_status(self.path)
         return {}
 
-    def append_event(self, event: Mapping[str, Any]) -> None:
+    def append_event(self, event: Mapping[str, Json]) -> None:
         """Add a line to events.jsonl, whole, with the time. Raises OSError (a full disk)."""
         line = (json.dumps({"at": _now(), **event}) + "\n").encode()
         with self._lock:
@@ -331,7 +353,7 @@ class RunDirectory:
             pass  # there is none, or nothing can be written, which is said when it is tried
         return []
 
-    def read_events(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[JsonObject]:
         """Every event so far; a line cut short by a crash is left out."""
         return read_events(self.path)
 
@@ -339,7 +361,7 @@ class RunDirectory:
         """Whether the run has not ended and has a controller, or a process that will be its controller."""
         return self._alive(self.read_status())
 
-    def _alive(self, status: Mapping[str, Any]) -> bool:
+    def _alive(self, status: Mapping[str, Json]) -> bool:
         state = status.get("state")
         if isinstance(state, str) and state in ENDED:
             return False
@@ -352,13 +374,13 @@ class RunDirectory:
 
     def look(self) -> RunLook:
         """What the run says now. Nothing that its files hold is an error."""
-        record: dict[str, Any] = {}
+        record: AskedFor = {}
         damage, told = None, RunStatus()
         try:
             record = read_record(self.path)
         except (OSError, ValueError) as error:
             damage = f"run.json cannot be understood: {reason_of(error)}"
-        raw: dict[str, Any] = {}
+        raw: JsonObject = {}
         state, has_status = "crashed", True
         try:
             raw = read_status(self.path)
@@ -378,20 +400,19 @@ class RunDirectory:
             state = "crashed"
         return RunLook(record, replace(told, run_dir=str(self.path)), state, alive, has_status, damage)
 
-    def _write_record(self, record: Mapping[str, Any]) -> None:
+    def _write_record(self, record: AskedFor) -> None:
         text = json.dumps(record, indent=2)
         write_text_atomically(self.path / "run.json", text + "\n", mode=0o600)
 
 
-def _is_there(controller: Any) -> bool:
+def _is_there(controller: Json) -> bool:
     """Whether this is a process that lives, and no other that has its number now."""
-    if not isinstance(controller, dict):
-        return False
     try:
-        process = psutil.Process(int(controller["pid"]))
-        same = abs(process.create_time() - float(controller["started"])) < _SAME_START_S
+        found = checked(_ControllerProcess, controller)
+        process = psutil.Process(found["pid"])
+        same = abs(process.create_time() - found["started"]) < _SAME_START_S
         return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
+    except (psutil.Error, ValueError, OverflowError):
         return False
 
 
@@ -417,7 +438,7 @@ def _check_space(path: Path, setting: str) -> None:
         )
 
 
-def _asked(job: Job, plan: Plan | None, command: Sequence[str]) -> dict[str, Any]:
+def _asked(job: Job, plan: Plan | None, command: Sequence[str]) -> AskedFor:
     return {
         "job": job.to_json(),
         "mode_defaults": DEFAULTS,

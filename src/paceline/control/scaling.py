@@ -1,7 +1,7 @@
 """Whether a run can have another number of workers or servers. Raises UsageError with the reason if not."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.core.modes import ModeSpec
 from paceline.core.run_decisions import RunState
@@ -24,7 +24,12 @@ class Scale(NamedTuple):
 
 
 def check_scale(
-    plan: Plan, machine: RunMachine, status: RunStatus, mode: ModeSpec, workers: Any, servers: Any
+    plan: Plan,
+    machine: RunMachine,
+    status: RunStatus,
+    mode: ModeSpec,
+    workers: int | None,
+    servers: int | None,
 ) -> Scale:
     """The wanted numbers, if the run can have them.
 
@@ -37,8 +42,8 @@ def check_scale(
         _check_servers(plan, machine, mode, servers)
     present, data = len(machine.working), status.samples_per_epoch
     workers = present if workers is None else workers
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise UsageError(f"workers={workers!r:.40}: a run needs at least one worker")
+    if workers < 1:
+        raise UsageError(f"workers={workers}: a run needs at least one worker")
     if workers != present and (mode.grouped or mode.by_epoch):
         raise UsageError(
             f"in mode {mode} the workers are agreed on when the run begins: stop it, and `paceline "
@@ -72,10 +77,10 @@ def told_change(role: str, before: set[int], after: set[int]) -> str | None:
     return f"from {len(before)} to {len(after)} {role}s: {what}"
 
 
-def _check_servers(plan: Plan, machine: RunMachine, mode: ModeSpec, servers: Any) -> None:
+def _check_servers(plan: Plan, machine: RunMachine, mode: ModeSpec, servers: int) -> None:
     job = plan.job
-    if not isinstance(servers, int) or isinstance(servers, bool) or servers < 1:
-        raise UsageError(f"servers={servers!r:.40}: a run needs at least one server")
+    if servers < 1:
+        raise UsageError(f"servers={servers}: a run needs at least one server")
     if servers <= job.replicas:
         raise UsageError(
             f"servers={servers}: with replicas={job.replicas} every parameter is on {job.replicas + 1} "

@@ -49,9 +49,8 @@ class Takeover:
         died, now, before = predecessor.handover.died, time.time(), predecessor.pid
         at = f"{datetime.fromtimestamp(died, UTC):%H:%M:%S} UTC"
         self._record.status.takeovers += 1
-        self._record.event(
-            {"kind": "takeover", "died": died, "took_over": now, "from": before, "to": os.getpid()}
-        )
+        pids = {"from": before, "to": os.getpid()}
+        self._record.event("takeover", died=died, took_over=now, **pids)
         self._record.note(
             f"the controller (process {before}) died at {at}; process {os.getpid()} took over "
             f"after {now - died:.1f} s, in the background. Training did not wait for it."

@@ -7,8 +7,10 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `leases.py`     LeaseBook: every sample of an epoch goes to exactly one worker, whatever dies.
 * `layout.py`     Layout, Slice, Segment: which parameter lies where; fingerprint; partition over servers.
 * `placement.py`  Placement: which servers hold which slices.
+* `notes.py`      Notes: what a reply tells a worker beside its answer.
 * `events.py`     everything that changes what the decider knows, as types.
 * `steps.py`      everything that servers execute, as types.
+* `json_types.py` Json, JsonObject: values that JSON can hold.
 * `codec.py`      Codec: steps and events as JSON, checked when they are read.
 * `decider.py`    Decider: turns what workers do into the run's one order of steps. Its parts:
 * `decider_state.py`  DeciderState: all that it knows, as JSON, for a follower that joins later.
@@ -33,6 +35,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `ballot.py`     Ballot: whether the run ends early, by the workers' votes.
 * `collective_calls.py`  CollectiveCalls: small values that workers gather, average or broadcast.
 * `run_machine.py`  RunMachine: the life of a run, and what follows from the end of a process.
+* `run_machine_state.py`  RunMachineState: all that it knows, as the controller's journal has it.
 * `run_decisions.py`  RunState and the machine's decisions, one class each.
 """
 

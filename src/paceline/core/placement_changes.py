@@ -10,9 +10,10 @@ change hands, and a server that leaves may end when it has given everything away
 
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from typing import Any
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.layout import Layout
+from paceline.core.notes import Notes
 from paceline.core.placement import Placement
 
 __all__ = ["PlacementChange", "PlacementChanges"]
@@ -23,14 +24,14 @@ class PlacementChange:
     """A placement to come."""
 
     placement: Placement
-    addresses: dict[int, dict[str, Any]]
+    addresses: dict[int, JsonObject]
     """Of the servers that are new."""
     uninformed: set[int]
     """Workers that have not been told of it."""
     unready: set[int]
     """Workers that have not said that they are ready for it."""
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> Json:
         return [self.placement.to_json(), {str(rank): where for rank, where in self.addresses.items()}]
 
 
@@ -42,7 +43,7 @@ class PlacementChanges:
     """
 
     def __init__(self, replicas: int) -> None:
-        self.newcomers: dict[int, dict[str, Any]] = {}
+        self.newcomers: dict[int, JsonObject] = {}
         """Servers that are not in the order yet, and where workers reach them."""
         self.adopted: set[int] = set()
         """Those of them that know the model."""
@@ -130,7 +131,7 @@ class PlacementChanges:
 
     # Workers
 
-    def attached(self, worker: int) -> list[Any] | None:
+    def attached(self, worker: int) -> Json:
         """A worker attaches, and is told of the present placement. Returns the next one, if there is one."""
         self.outdated.discard(worker)
         if self.change is None:
@@ -139,7 +140,7 @@ class PlacementChanges:
         self.change.uninformed.discard(worker)
         return self.change.to_json()
 
-    def ready(self, worker: int, number: Any) -> bool:
+    def ready(self, worker: int, number: int | None) -> bool:
         """A worker says that it is ready for a placement. Returns whether it is the planned one."""
         if self.change is None or number != self.change.placement.number:
             return False
@@ -151,11 +152,11 @@ class PlacementChanges:
         if self.change is not None:
             self.change.unready.discard(worker)
 
-    def inform(self, worker: int, present: Placement, body: dict[str, Any]) -> None:
+    def inform(self, worker: int, present: Placement, notes: Notes) -> None:
         """With a reply that a worker gets anyway, tell it of the next and of the present placement."""
         if self.change is not None and worker in self.change.uninformed:
             self.change.uninformed.discard(worker)
-            body["next"] = self.change.to_json()
+            notes["next"] = self.change.to_json()
         if worker in self.outdated:
             self.outdated.discard(worker)
-            body["placement"] = present.to_json()
+            notes["placement"] = present.to_json()

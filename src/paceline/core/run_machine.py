@@ -10,7 +10,6 @@ number. The controller carries its decisions out.
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from paceline.causes import Cause, ProcessEnd
 from paceline.core.run_decisions import (
@@ -30,6 +29,7 @@ from paceline.core.run_decisions import (
     Save,
     WaitForCause,
 )
+from paceline.core.run_machine_state import RunMachineState
 
 __all__ = ["RunMachine"]
 
@@ -100,7 +100,7 @@ class RunMachine:
         self._errors: dict[str, str] = {}
         """Class of the last transient error of each role that has made no progress since."""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> RunMachineState:
         """The whole state as plain JSON, for `restore`."""
         return {
             "state": self.state.value,
@@ -126,7 +126,7 @@ class RunMachine:
             "ended": dict(self._ended),
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: RunMachineState) -> None:
         """Take over the state of another machine of the same plan."""
         self.state = RunState(snapshot["state"])
         error = snapshot["error"]

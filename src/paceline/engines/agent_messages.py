@@ -3,7 +3,8 @@
 from typing import Final, NamedTuple
 
 from paceline.comm.frames import Kind
-from paceline.comm.message_codec import Catalogue, Json, message
+from paceline.comm.message_codec import Catalogue, message
+from paceline.core.json_types import JsonObject
 
 __all__ = [
     "CHUNK_BYTES",
@@ -62,7 +63,7 @@ class HostAdmitted(NamedTuple):
 class StartRole(NamedTuple):
     """Start a role."""
 
-    spec: Json
+    spec: JsonObject
     """A RoleSpec with the paths of the controller's host."""
     run_dir: str
     program: str | None

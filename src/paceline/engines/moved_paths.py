@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from paceline.core.json_types import JsonObject
 from paceline.engines.base import RoleSpec
 
 __all__ = ["moved"]
@@ -21,7 +21,7 @@ def moved(spec: RoleSpec, *, run: tuple[Path, Path], program: tuple[Path, Path] 
         run: the run directory there and here.
         program: the program's directory there and here; None: there is none.
     """
-    config: dict[str, Any] = dict(spec.config)
+    config: JsonObject = dict(spec.config)
     for name in _IN_RUN:
         if config.get(name) is not None:
             config[name] = _moved(config[name], *run)
@@ -37,6 +37,6 @@ def moved(spec: RoleSpec, *, run: tuple[Path, Path], program: tuple[Path, Path] 
     return replace(spec, log=_moved(spec.log, *run), config=config)
 
 
-def _moved(path: str, there: Path, here: Path) -> str:
+def _moved(path: object, there: Path, here: Path) -> str:
     """Raises ValueError for a path outside."""
-    return str(here / Path(path).relative_to(there))
+    return str(here / Path(str(path)).relative_to(there))

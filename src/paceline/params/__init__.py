@@ -24,20 +24,23 @@ from paceline.params.flat import (
 )
 from paceline.params.fused import use_fused
 from paceline.params.numerics import Numerics
-from paceline.params.optimizer_spec import OptimizerSpec, settings_of
+from paceline.params.optimizer_spec import GroupSettings, OptimizerSpec, Setting, as_json, settings_of
 from paceline.params.state_book import StateBook, apart
 
 __all__ = [
+    "GroupSettings",
     "HasParameters",
     "Layout",
     "Numerics",
     "OptimizerSpec",
     "Placement",
     "Segment",
+    "Setting",
     "Slice",
     "StateBook",
     "TensorInfo",
     "apart",
+    "as_json",
     "bind",
     "bytes_of",
     "describe",

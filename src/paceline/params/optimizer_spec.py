@@ -7,16 +7,22 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.layout import Layout
 from paceline.exceptions import FrameError, UsageError
 from paceline.params.fused import allow_late_gradients, takes_fused
 
-__all__ = ["OptimizerSpec", "settings_of"]
+__all__ = ["GroupSettings", "OptimizerSpec", "Setting", "as_json", "settings_of"]
+
+Setting: TypeAlias = bool | int | float | str | Sequence["Setting"] | None
+"""One setting of an optimizer, as JSON has it."""
+GroupSettings: TypeAlias = dict[str, Setting]
+"""The settings of one parameter group (learning rate, betas, …), by name."""
 
 _ELEMENT_WISE = frozenset(
     ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
@@ -30,7 +36,7 @@ _REFUSED = {
 _HIDDEN = frozenset(["params", "param_names"])
 
 
-def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def settings_of(optimizer: torch.optim.Optimizer) -> list[GroupSettings]:
     """Each parameter group's settings as plain JSON values (learning rate, betas, …)."""
     return [
         {key: _plain(key, value) for key, value in group.items() if key not in _HIDDEN}
@@ -38,7 +44,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _plain(key: str, value: Any) -> Any:
+def _plain(key: str, value: Any) -> Setting:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, tuple | list):
@@ -62,7 +68,7 @@ class OptimizerSpec:
 
     target: str
     """`module:ClassName` of the first optimizer."""
-    groups: tuple[dict[str, Any], ...]
+    groups: tuple[GroupSettings, ...]
     whole_tensors: bool
     """Must see tensors uncut, in their own shape."""
     more: tuple[tuple[str, int], ...] = ()
@@ -181,9 +187,12 @@ class OptimizerSpec:
             groups.append(bare if kind is None else _with_fused(kind, bare, like, device))
         return replace(self, groups=tuple(groups))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As plain JSON; `from_json` is its inverse."""
-        found = {"target": self.target, "groups": list(self.groups), "whole_tensors": self.whole_tensors}
+        groups: list[Json] = [
+            {name: as_json(value) for name, value in group.items()} for group in self.groups
+        ]
+        found: JsonObject = {"target": self.target, "groups": groups, "whole_tensors": self.whole_tensors}
         return {**found, "more": [list(each) for each in self.more]} if self.more else found
 
     @classmethod
@@ -243,7 +252,7 @@ def _load(target: str, allowed: Collection[str]) -> Any:
     return kind
 
 
-def _set_when_made(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _set_when_made(optimizer: torch.optim.Optimizer) -> GroupSettings:
     """Settings that the constructor takes from its arguments for all groups, whatever the groups say."""
     if isinstance(optimizer, torch.optim.Adagrad):
         name = "initial_accumulator_value"
@@ -252,11 +261,18 @@ def _set_when_made(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _with_fused(
-    kind: type, group: dict[str, Any], parameters: Iterable[Tensor], device: str = "cpu"
-) -> dict[str, Any]:
+    kind: type, group: GroupSettings, parameters: Iterable[Tensor], device: str = "cpu"
+) -> GroupSettings:
     """Servers use the fused kernel where torch has one that works, unless the user chose another."""
     fused = takes_fused(kind, group, parameters, device)
     return {**group, "fused": True, "foreach": False} if fused else group
+
+
+def as_json(value: Setting) -> Json:
+    """A setting as JSON."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return [as_json(each) for each in value]
 
 
 def _tupled(value: Any) -> Any:

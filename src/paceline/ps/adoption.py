@@ -5,17 +5,24 @@ must match or are refused with the first difference. Nobody is answered before a
 """
 
 import os
-from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Kind, Region
-from paceline.comm.frames import field
+from paceline.comm import Connection, Region
 from paceline.comm.hub import refuse
+from paceline.comm.server_messages import ModelMessage
+from paceline.comm.worker_messages import (
+    OfferIncomplete,
+    OfferMessage,
+    PreparedModel,
+    StartFrom,
+    WeightsWanted,
+)
+from paceline.core.json_types import JsonObject
 from paceline.core.modes import ModeSpec
 from paceline.exceptions import CheckpointError, FrameError, LayoutMismatch, LinkError, PlanError
-from paceline.params import Layout, Numerics, OptimizerSpec
+from paceline.params import Layout, Numerics, OptimizerSpec, Placement
 from paceline.ps.device_parameters import DeviceParameters
 from paceline.ps.peers import MAX_STATE_BYTES
 from paceline.ps.saving import buffers_of, optimizer_state, ran_on_workers, read_blob, worker_state
@@ -27,32 +34,47 @@ __all__ = ["Adoption", "Offer"]
 class Offer:
     """What a worker offers, checked."""
 
-    def __init__(self, connection: Connection | None, body: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection | None, prepared: PreparedModel) -> None:
         self._connection = connection
-        self.layout = Layout.from_json(body.get("layout"))
-        self.spec = OptimizerSpec.from_json(body.get("optimizer"))
-        self.data = None if body.get("data") is None else field(body, "data", dict)
+        self._prepared = prepared
+        self.layout = Layout.from_json(prepared.layout)
+        self.spec = OptimizerSpec.from_json(prepared.optimizer)
+        self.data = prepared.data
         if self.layout.whole_tensors != self.spec.whole_tensors:
             raise FrameError(f"a layout that is cut otherwise than {self.spec.target} needs")
         if max(t.group for t in self.layout.tensors) >= len(self.spec.groups):
             raise FrameError("tensors in a parameter group that the optimizer does not have")
-        self.state_keys = [str(k) for k in field(body, "state_keys", list)]
-        self.numerics = Numerics.from_json(body.get("numerics"))
-        self.device = None if body.get("device") is None else field(body, "device", str)
+        self.numerics = Numerics.from_json(prepared.numerics)
+        self.device = prepared.device if isinstance(prepared, OfferMessage) else None
         """The id of the device that its models are on, if processes can share that device's memory."""
-        self.models = field(body, "models", int, 1)
-        self.calls = field(body, "calls", int, 1)
+        self.models = prepared.models
+        self.calls = prepared.calls
 
-    def facts(self) -> dict[str, Any]:
-        """What checkpoints and other servers must know of it, as JSON."""
-        found = {
+    def facts(self) -> JsonObject:
+        """What checkpoints must know of it, as JSON."""
+        found: JsonObject = {
             "layout": self.layout.to_json(),
             "optimizer": self.spec.to_json(),
-            "state_keys": self.state_keys,
+            "state_keys": [*self._prepared.state_keys],
             "data": self.data,
         }
         numbers = {"models": self.models, "calls": self.calls}
         return {**found, **{what: number for what, number in numbers.items() if number > 1}}
+
+    def message(self, checkpoint: str | None, placement: Placement, extras_bytes: int) -> ModelMessage:
+        """For another server; see the fields there."""
+        return ModelMessage(
+            layout=self.layout.to_json(),
+            optimizer=self.spec.to_json(),
+            data=self.data,
+            state_keys=self._prepared.state_keys,
+            numerics=self.numerics.to_json(),
+            models=self.models,
+            calls=self.calls,
+            checkpoint=checkpoint,
+            placement=placement,
+            extras_bytes=extras_bytes,
+        )
 
     @property
     def connection(self) -> Connection:
@@ -94,7 +116,9 @@ class Adoption:
         self._waiting: dict[int, Offer] = {}
         self._asked: Connection | None = None
 
-    def offered(self, rank: int, connection: Connection, frame: Frame, *, begun: bool = True) -> None:
+    def offered(
+        self, rank: int, connection: Connection, message: OfferMessage, *, begun: bool = True
+    ) -> None:
         """A worker offers its layout.
 
         A script may call prepare() again. What it offers then holds what it offered before, and takes its
@@ -107,9 +131,9 @@ class Adoption:
         Raises:
             LayoutMismatch: it is not the run's.
         """
-        offer = Offer(connection, frame.body)
+        offer = Offer(connection, message)
         if offer.calls < self._calls:
-            connection.send(Kind.ADOPTED, {"incomplete": True})
+            connection.tell(OfferIncomplete())
             return
         if begun or not self._is_more(offer):
             self._check(rank, offer)
@@ -154,15 +178,14 @@ class Adoption:
             self.extras = self._saved("extras.safetensors")
             return True
         self._asked = first.connection
-        first.connection.send(Kind.ADOPT)
+        first.connection.tell(WeightsWanted())
         return False
 
-    def take_weights(self, connection: Connection, frame: Frame) -> Region:
+    def take_weights(self, connection: Connection, extras_bytes: int) -> Region:
         """Worker 0's weights, straight into the memory that they will live in."""
         first = self._waiting.get(0)
         if first is None or self._asked is not connection or self.model is not None:
             raise FrameError("weights that nobody asked for")
-        extras_bytes = field(frame.body, "extras_bytes", int)
         if not 0 <= extras_bytes <= MAX_STATE_BYTES:
             raise FrameError(f"{extras_bytes:,} bytes of buffers are over the limit")
         region = Region.create(first.layout.nbytes)
@@ -176,23 +199,20 @@ class Adoption:
         self,
         region: Region | None,
         on_device: DeviceParameters | None,
+        start: StartFrom,
         *,
-        facts: dict[str, Any],
-        epoch: int,
-        mode: str,
         share: bool,
         writable: bool,
         first: bool,
         buffers: dict[str, Tensor],
     ) -> None:
-        """Tell all who wait what to start from.
+        """Tell all workers that wait what to start from.
 
         Args:
             region: the parameters' memory; workers on this host get it if they may `share` it, and can
                 write to it for all if it is `writable`.
             on_device: the parameters' memory, if that is a device's.
-            facts: more to tell.
-            mode: the one that the run is in now.
+            start: the message, but for what differs from worker to worker.
             first: training has not begun, so a resumed run starts from its checkpoint. A worker that comes
                 later joins the run as it is now, and that checkpoint may have been pruned.
             buffers: the newest that are known, for workers that come later.
@@ -205,18 +225,17 @@ class Adoption:
                 continue
             try:
                 self._check(rank, offer)
-                resumed = first and self.checkpoint is not None
-                body = {"epoch": epoch, "mode": mode, "resumed": resumed, **facts}
+                start.resumed = first and self.checkpoint is not None
                 if on_device is not None:
                     _check_device(rank, offer, on_device)
-                    body["carrier"] = "device"
+                    start.carrier = "device"
                 blob = save(self._start_of(rank) if first else _contiguous({**self.extras, **buffers}))
                 if offer.connection.local and share and region is not None:
                     fd = os.dup(region.fd) if writable else region.read_only_fd()
                     with os.fdopen(fd, "rb", buffering=0):
-                        offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)], [fd])
+                        offer.connection.tell(start, [memoryview(blob)], [fd])
                 else:
-                    offer.connection.send(Kind.ADOPTED, body, [memoryview(blob)])
+                    offer.connection.tell(start, [memoryview(blob)])
             except (LayoutMismatch, PlanError) as error:
                 refuse(offer.connection, error)
             except LinkError:

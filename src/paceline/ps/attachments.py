@@ -3,16 +3,24 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Hub, Kind
+from paceline.comm import Connection, Frame, Hub
 from paceline.comm.compression import parse_compression
-from paceline.comm.frames import field
+from paceline.comm.frames import Body, field
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import (
+    AssignMessage,
+    AttachedReply,
+    AttachMessage,
+    LoadStateMessage,
+    PushMessage,
+    StateAsked,
+)
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.modes import PushId
 from paceline.exceptions import (
     FrameError,
@@ -21,7 +29,7 @@ from paceline.exceptions import (
     UsageError,
 )
 from paceline.observe.record.spans import Recorder
-from paceline.params import StateBook
+from paceline.params import GroupSettings, Setting, StateBook
 from paceline.ps.carriers import Attaching, make_carrier
 from paceline.ps.carriers.link_thread import LinkThread
 from paceline.ps.executor import Executor, Pushed
@@ -85,7 +93,7 @@ class Attachments:
                 log.info("%s: %s", peer.name, reason)
                 self.link_broke(peer)
 
-    def resume(self, connection: Connection, body: dict[str, Any]) -> None:
+    def resume(self, connection: Connection, body: Body) -> None:
         """A worker's link goes on over another socket."""
         peer = self._executor.peers.get(rank_of(connection))
         if peer is None or peer.incarnation != field(body, "incarnation", int) or not peer.connection.keeps:
@@ -105,20 +113,27 @@ class Attachments:
 
     # --- coming and going -------------------------------------------------------------------------
 
-    def attach(self, connection: Connection, frame: Frame, leave: Callable[[WorkerPeer], None]) -> WorkerPeer:
+    def attach(
+        self,
+        connection: Connection,
+        message: AttachMessage,
+        descriptors: Sequence[int],
+        leave: Callable[[WorkerPeer], None],
+    ) -> WorkerPeer:
         """A worker attaches.
 
         Args:
+            descriptors: file descriptors that came with the message.
             leave: called with the process in whose place it comes, which is gone.
         """
         executor = self._executor
         if executor.layout is None or executor.shard is None or executor.base is None:
             raise FrameError("attached before the run has a model")
         rank = rank_of(connection)
-        incarnation = field(frame.body, "incarnation", int)
-        if frame.body.get("fingerprint") != executor.layout.fingerprint:
+        incarnation = message.incarnation
+        if message.fingerprint != executor.layout.fingerprint:
             raise LayoutMismatch(f"worker:{rank} attached with another layout")
-        transfer = self._transfer_of(rank, frame.body)
+        transfer = self._transfer_of(rank, message)
         older = executor.peers.get(rank)
         if older is not None:
             if older.incarnation >= incarnation:
@@ -130,7 +145,8 @@ class Attachments:
         attaching = Attaching(
             connection=connection,
             worker=rank,
-            frame=frame,
+            message=message,
+            descriptors=descriptors,
             layout=executor.layout,
             shard=executor.shard,
             on_device=executor.on_device,
@@ -145,8 +161,8 @@ class Attachments:
         carrier, needs_fates = make_carrier(attaching), transfer.compress.has_feedback
         peer = WorkerPeer(connection, rank, incarnation, carrier, needs_fates=needs_fates)
         peer.told = executor.placement.number
-        peer.pid = field(frame.body, "pid", int, 0) if connection.same_host else 0
-        if field(frame.body, "keeps", bool, False):
+        peer.pid = message.pid if connection.same_host else 0
+        if message.keeps:
             connection.keep()
         executor.keep_backup(peer)
         for other in executor.peers.values():  # the only worker so far is no longer alone
@@ -154,12 +170,12 @@ class Attachments:
         executor.peers[rank] = peer
         return peer
 
-    def _transfer_of(self, rank: int, body: dict[str, Any]) -> Transfer:
+    def _transfer_of(self, rank: int, message: AttachMessage) -> Transfer:
         """How an attaching worker writes gradients, and how it wants replies."""
         try:
             return Transfer(
-                compress=parse_compression(field(body, "compress", str, "none")),
-                compress_replies=field(body, "compress_replies", bool, False),
+                compress=parse_compression(message.compress),
+                compress_replies=message.compress_replies,
             )
         except UsageError as error:
             raise FrameError(
@@ -167,7 +183,7 @@ class Attachments:
                 f"{error}"
             ) from None
 
-    def welcome(self, peer: WorkerPeer, **facts: Any) -> None:
+    def welcome(self, peer: WorkerPeer, reply: AttachedReply) -> None:
         """Send an attached worker the parameters."""
         assert self._executor.shard is not None and self._executor.base is not None
         copies = [c for c in (peer.carrier.copy, peer.backup) if c is not None]
@@ -175,7 +191,7 @@ class Attachments:
             self._executor.shard.update((), None, copies)
         owned = self._executor.placement.owned(self._executor.config.rank)
         with contextlib.suppress(LinkError):  # it died: its link says so by itself
-            peer.carrier.welcome(facts, owned)
+            peer.carrier.welcome(reply, owned)
 
     def _from_thread(self, link: LinkThread, frame: Frame | None, reason: str) -> None:
         if frame is None and link.connection.keeps:
@@ -225,55 +241,60 @@ class Attachments:
         for push in [p for p, pushed in here.items() if pushed.peer is peer and not pushed.held]:
             del here[push]
 
-    def receive_push(self, peer: WorkerPeer, body: dict[str, Any]) -> None:
+    def receive_push(self, peer: WorkerPeer, message: PushMessage | AssignMessage) -> None:
         """The gradient of a push, or the parameters of an assign, is here."""
-        push = PushId(peer.worker, peer.incarnation, field(body, "sequence", int))
-        if "settings" in body:
-            peer.settings = self._checked_settings(field(body, "settings", list))
-        missing = field(body, "missing", list, [])
-        if not all(isinstance(i, int) for i in missing):
-            raise FrameError("tensors without a gradient that are not numbers")
+        push = PushId(peer.worker, peer.incarnation, message.sequence)
+        pushed = message if isinstance(message, PushMessage) else None
+        if pushed is not None and pushed.settings is not None:
+            peer.settings = self._checked_settings(pushed.settings)
         # A worker has one push under way: one that was dropped before it came is not kept. (What is left of
         # an earlier incarnation goes when the lead says that it is gone.)
         self._forget_pushes(peer)
-        void = field(body, "void", bool, False)
         self._executor.pushed[push] = Pushed(
             peer,
             peer.carrier.gradients,
-            void,
-            frozenset(missing),
-            self._executor.groups_of(body),
-            peer.carrier.ready(body),
+            pushed is not None and pushed.void,
+            frozenset(() if pushed is None else pushed.missing),
+            self._executor.groups_of(0 if pushed is None else pushed.optimizer),
+            peer.carrier.ready(message),
         )
-        peer.residual = field(body, "residual", float, peer.residual)
+        if pushed is not None and pushed.residual is not None:
+            peer.residual = pushed.residual
 
-    def _checked_settings(self, settings: list[Any]) -> list[dict[str, Any]]:
+    def _checked_settings(self, settings: Sequence[JsonObject]) -> list[GroupSettings]:
         assert self._executor.spec is not None
-        if len(settings) != len(self._executor.spec.groups) or not all(isinstance(s, dict) for s in settings):
+        if len(settings) != len(self._executor.spec.groups):
             raise FrameError("settings that do not fit the parameter groups")
         for given, known in zip(settings, self._executor.spec.groups, strict=True):
             for name, value in given.items():
                 # What was a number stays one: the optimizer must not stumble over it later.
                 if isinstance(known.get(name), float | int) and not isinstance(value, float | int):
                     raise FrameError(f"setting {name!r} is {value!r:.40}, expected a number")
-        return [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in settings]
+        return [{name: _setting(value) for name, value in group.items()} for group in settings]
 
     def hear_buffers(self, part: Mapping[str, Tensor], worker: int) -> None:
         """Keep what others start from of a worker's part of a checkpoint, which may be nothing else."""
         self.buffers.update(for_others(part, worker))
 
-    def exchange_state(self, connection: Connection, frame: Frame) -> bool:
-        """A worker wants the optimizer state, or gives one (load_state_dict), to be taken over when the order
-        says so. Returns whether it gave one."""
+    def send_state(self, connection: Connection) -> None:
+        """A worker wants the optimizer state."""
+        self.peer_of(connection)
+        connection.tell(StateAsked(), [memoryview(save(self._executor.present_shard.snapshot()))])
+
+    def receive_state(self, connection: Connection, frame: Frame, message: LoadStateMessage) -> None:
+        """A worker gives an optimizer state (load_state_dict), to be taken over when the order says so."""
         executor, peer = self._executor, self.peer_of(connection)
-        if not frame.payload_bytes:
-            connection.send(Kind.STATE, {}, [memoryview(save(executor.present_shard.snapshot()))])
-            return False
         blob = connection.read_blob(frame, MAX_STATE_BYTES)
-        load = PushId(peer.worker, peer.incarnation, field(frame.body, "number", int))
+        load = PushId(peer.worker, peer.incarnation, message.number)
         book = StateBook([read_blob(blob, "the optimizer state")])
-        executor.loads[load] = (book, executor.groups_of(frame.body))
-        return True
+        executor.loads[load] = (book, executor.groups_of(message.optimizer))
+
+
+def _setting(value: Json) -> Setting:
+    """A setting as torch has it. FrameError if it is an object."""
+    if isinstance(value, dict):
+        raise FrameError(f"an optimizer setting that is an object: {value!r:.80}")
+    return tuple(map(_setting, value)) if isinstance(value, list) else value
 
 
 def saved_part(connection: Connection, frame: Frame) -> tuple[str, dict[str, Tensor]]:

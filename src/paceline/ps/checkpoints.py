@@ -8,10 +8,10 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import CheckpointError
 from paceline.storage.checkpoint import CheckpointWriter, FileInfo, clean_temporary, new_directory, prune
 
@@ -43,12 +43,12 @@ class CheckpointFiles:
         self._keep = keep
         self._post = post
         self._writer: CheckpointWriter | None = None
-        self._meta: dict[str, Any] = {}
+        self._meta: JsonObject = {}
         self._of_this_one: Parts = {}
         """Workers' parts of the checkpoint in the making: later ones may come before it is complete."""
         self._thread: threading.Thread | None = None
 
-    def open(self, version: int, directory: Path, meta: dict[str, Any]) -> None:
+    def open(self, version: int, directory: Path, meta: JsonObject) -> None:
         """Make the directory of a checkpoint.
 
         Args:
@@ -88,7 +88,7 @@ class CheckpointFiles:
         self._thread = threading.Thread(target=self._commit, args=arguments, name="checkpoint")
         self._thread.start()
 
-    def _commit(self, writer: CheckpointWriter, meta: dict[str, Any], parts: Parts) -> None:
+    def _commit(self, writer: CheckpointWriter, meta: JsonObject, parts: Parts) -> None:
         try:
             for name, tensors in parts.items():
                 writer.write_part(name, tensors)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.comm.frames import field
 from paceline.core.decider import Decider
 from paceline.core.descent import Descent
+from paceline.core.json_types import JsonObject
 from paceline.core.leases import LeaseBook
 from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.server.lead_settings import LeadSettings
@@ -60,7 +60,7 @@ class ServerConfig:
     """On purpose, for tests."""
     host: str = "127.0.0.1"
     """Address to listen at."""
-    store: dict[str, Any] | None = None
+    store: JsonObject | None = None
     """Address of the store that has the run's checkpoints; None: they are in `run_dir`."""
     device: str | None = None
     """Where models are put; `module:function` takes a GPU's place, for tests."""
@@ -103,7 +103,7 @@ def new_decider(config: ServerConfig) -> Decider:
 def begin(
     decider: Decider,
     config: ServerConfig,
-    data: dict[str, Any] | None,
+    data: JsonObject | None,
     spec: OptimizerSpec,
     checkpoint: Checkpoint | None,
 ) -> None:
@@ -119,7 +119,7 @@ def begin(
         decider.restore(checkpoint.meta["lead"])
 
 
-def book_of(config: ServerConfig, data: dict[str, Any] | None) -> LeaseBook | None:
+def book_of(config: ServerConfig, data: JsonObject | None) -> LeaseBook | None:
     """The leases of a run; None if it has no loader, or one without an end."""
     if data is None or "samples" not in data:
         return None

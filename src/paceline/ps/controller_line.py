@@ -2,12 +2,12 @@
 
 import contextlib
 import logging
-from typing import Any
 
 from paceline.comm import Connection
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import ServerListening, StrangerSeen, ToController, UserNote
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import LinkError, PacelineError
 
 __all__ = ["ControllerLine"]
@@ -23,7 +23,7 @@ class ControllerLine:
         address: where workers and other servers reach this server, as JSON.
     """
 
-    def __init__(self, link: LastingLink, address: dict[str, Any]) -> None:
+    def __init__(self, link: LastingLink, address: JsonObject) -> None:
         self.link = link
         self._address = address
         self._told: set[str] = set()

@@ -10,14 +10,13 @@ Slices that lie side by side are updated as one: a device has no cache that a sl
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.comm.protection import protection
 from paceline.core.layout import merge_slices
-from paceline.params import Layout, OptimizerSpec, Slice, StateBook
+from paceline.params import GroupSettings, Layout, OptimizerSpec, Slice, StateBook
 from paceline.ps.contributions import Contribution, Copy, Gradients, refresh, wide
 from paceline.ps.device_reader import DeviceReader
 from paceline.ps.flat_step import FlatStep
@@ -66,7 +65,7 @@ class DeviceShard(Shard):
     def update(
         self,
         contributions: Sequence[Contribution],
-        settings: Sequence[dict[str, Any]] | None,
+        settings: Sequence[GroupSettings] | None,
         copies: Sequence[Copy] = (),
         on_slice: Callable[[int], None] | None = None,
     ) -> None:
@@ -113,7 +112,7 @@ class DeviceShard(Shard):
         i: int,
         state: SliceState,
         mine: Sequence[tuple[Contribution, Tensor | None]],
-        settings: Sequence[dict[str, Any]] | None,
+        settings: Sequence[GroupSettings] | None,
     ) -> None:
         scale, contributions = self._scale_of([c for c, _ in mine])
         found = mine[0][1]

@@ -16,8 +16,8 @@ from paceline.comm import Region
 from paceline.comm.device_time import time_marks_of
 from paceline.comm.faults import Faults
 from paceline.comm.fence import Fence
-from paceline.comm.frames import field
 from paceline.comm.protection import protection
+from paceline.comm.worker_messages import AdmitReply
 from paceline.core.modes import PushId, parse_mode, parse_schedule
 from paceline.core.steps import (
     AddStep,
@@ -88,8 +88,8 @@ class Pushed:
     """Its gradient was copied: the worker has gone on."""
 
 
-AdmitBody = Callable[[int, int], dict[str, Any]]
-"""The body of an admit, from the worker and the version."""
+MakeReply = Callable[[int, int], AdmitReply]
+"""Makes the reply that admits a worker, from its rank and the version."""
 
 
 class Executor:
@@ -234,7 +234,7 @@ class Executor:
 
     # --- the order --------------------------------------------------------------------------------
 
-    def execute_next(self, admit_body: AdmitBody) -> Sequence[Outcome] | None:
+    def execute_next(self, make_reply: MakeReply) -> Sequence[Outcome] | None:
         """Execute the next step of the queue, and the admits behind it, if all that it needs is here.
 
         Returns:
@@ -252,7 +252,7 @@ class Executor:
             while self.queue and isinstance(admit := self.queue[0], AdmitStep):
                 admits.append(admit)
                 self.queue.popleft()
-        self._execute(step, admits, admit_body)
+        self._execute(step, admits, make_reply)
         return self._take_outcomes()
 
     def _take_outcomes(self) -> Sequence[Outcome]:
@@ -289,7 +289,7 @@ class Executor:
                 return False
         return True
 
-    def _execute(self, step: Step, admits: list[AdmitStep], body: AdmitBody) -> None:
+    def _execute(self, step: Step, admits: list[AdmitStep], body: MakeReply) -> None:
         """One step, and the admits that follow it: those are served while slices are in the cache."""
         assert self.shard is not None
         match step:
@@ -409,12 +409,11 @@ class Executor:
         """Slices that another server sent, for the placement of this number."""
         self._gifts.setdefault(number, []).append(tensors)
 
-    def groups_of(self, body: dict[str, Any]) -> Collection[int] | None:
-        """The parameter groups of the optimizer that a message is about; None: of all that there are."""
+    def groups_of(self, optimizer: int) -> Collection[int] | None:
+        """The parameter groups of an optimizer; None: of all that there are."""
         if self.optimizers == 1:
             return None
         assert self.spec is not None
-        optimizer = field(body, "optimizer", int, 0)
         if not 0 <= optimizer < self.optimizers:
             raise FrameError(f"a message about optimizer {optimizer} of {self.optimizers}")
         return self.spec.groups_of[optimizer]
@@ -459,7 +458,7 @@ class Executor:
         if pushed.fence is not None and not pushed.held:
             pushed.fence.wait()
 
-    def _update(self, admits: list[AdmitStep], body: AdmitBody, work: Callable[..., None]) -> None:
+    def _update(self, admits: list[AdmitStep], body: MakeReply, work: Callable[..., None]) -> None:
         started = time.perf_counter()
         if self._faults.all:
             for damage in self._faults.at(self.updates + 1):
@@ -486,7 +485,7 @@ class Executor:
         """Whether a device has yet to say whether what was pushed is finite."""
         return isinstance(self.shard, DeviceShard) and self.shard.awaits_verdicts
 
-    def _admit(self, admits: list[AdmitStep], admit_body: AdmitBody, work: Callable[..., None]) -> None:
+    def _admit(self, admits: list[AdmitStep], make_reply: MakeReply, work: Callable[..., None]) -> None:
         """Do some work on the shard that ends with fresh parameters for these workers."""
         answered: list[Carrier] = []
         streaming: list[Carrier] = []
@@ -495,13 +494,13 @@ class Executor:
             peer = self.peers.get(worker)
             if peer is None:
                 continue
-            body = admit_body(worker, version)
+            reply = make_reply(worker, version)
             if peer.told != self.placement.number:
                 peer.told = self.placement.number
-                body["owned"] = self.placement.owned(self.config.rank)
+                reply.owned = tuple(self.placement.owned(self.config.rank))
             carrier = peer.carrier
             fetch = keep is None  # the order says it, not the request: that may come later than the order
-            copies += carrier.begin_reply(body, fetch=fetch)
+            copies += carrier.begin_reply(reply, fetch=fetch)
             if fetch and peer.backup is not None:
                 copies.append(peer.backup)
             if fetch and carrier.streams:

@@ -7,24 +7,60 @@ controller says that it leads.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
-from typing import Any, assert_never
+from typing import assert_never
 
 from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Address, Connection, Frame, Kind, Region, connect, messages
-from paceline.comm.frames import field
-from paceline.core.events import events_from_json
+from paceline.comm.frames import Body
+from paceline.comm.server_messages import (
+    FROM_LEADER,
+    CaughtUp,
+    ModelHeld,
+    ModelMessage,
+    NormsReduced,
+    OrderEntered,
+    OrderMessage,
+    SlicesMessage,
+    SlicesPlaced,
+    ToLeader,
+    VectorsAnswered,
+)
+from paceline.comm.worker_messages import (
+    TO_SERVER,
+    AdmitReply,
+    AssignMessage,
+    AttachedReply,
+    AttachMessage,
+    BuffersMessage,
+    CallMessage,
+    DetachMessage,
+    LeaderQuestion,
+    LoadStateMessage,
+    OfferMessage,
+    ProbeMessage,
+    PullMessage,
+    PushMessage,
+    SavedMessage,
+    SendsMessage,
+    StateAsked,
+    TakeMessage,
+    VoteMessage,
+    WeightsMessage,
+)
+from paceline.core.events import Event
+from paceline.core.json_types import JsonObject
 from paceline.core.sequencer import OrderLog
 from paceline.core.server.follower_machine import FollowerMachine
 from paceline.core.server.present import Present
 from paceline.core.server.standby import Standby
-from paceline.core.steps import steps_from_json
+from paceline.core.steps import Step
 from paceline.exceptions import AuthError, FrameError, LinkError
-from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
+from paceline.params import Layout, Numerics, OptimizerSpec, bytes_of
 from paceline.ps import outcomes
 from paceline.ps.attachments import rank_of, saved_part
 from paceline.ps.config import begin, new_decider
@@ -43,7 +79,7 @@ log = logging.getLogger("paceline.server")
 class Heir:
     """What a follower that leads from now on knows of the model, beside its shard."""
 
-    model: dict[str, Any] = attribute(default_factory=dict)
+    model: ModelMessage | None = None
     """The offer that the run adopted, as the leader told it."""
     extras: dict[str, Tensor] = attribute(default_factory=dict)
     """Frozen parameters and initial buffers."""
@@ -64,27 +100,13 @@ class Follower:
             Present(parts.executor.mode), OrderLog(LOG_STEPS if parts.config.replicas else 0)
         )
         self.heir = Heir()
-        self.early_followers: list[tuple[Connection, dict[str, Any]]] = []
+        self.early_followers: list[tuple[Connection, Body]] = []
         """Servers that know sooner than this one that it leads, and what they said."""
         self._controller = parts.controller
         self._hub = parts.hub
         self._executor = parts.executor
         self._attachments = parts.attachments
         self._leader_link: Connection | None = None
-        self._handlers: dict[Kind, Callable[[Connection, Frame], None]] = {
-            Kind.PUSH: self._on_push,
-            Kind.ASSIGN: self._on_push,
-            Kind.PULL: self._on_pull,
-            Kind.TAKE: self._on_leaders_request,
-            Kind.VOTE: self._on_leaders_request,
-            Kind.CALL: self._on_leaders_request,
-            Kind.ATTACH: self._on_attach,
-            Kind.BYE: self._on_bye,
-            Kind.STATE: self._on_state,
-            Kind.SAVED: self._on_saved,
-            Kind.PROBE: self._on_probe,
-            Kind.SENDS: self._on_sends,
-        }
 
     def close(self) -> None:
         """The server ends."""
@@ -98,7 +120,7 @@ class Follower:
         """A connection was refused."""
         self._controller.report_stranger(reason)
 
-    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+    def on_hello(self, connection: Connection, body: Body) -> None:
         """Workers connect to a follower, and servers that know sooner than it that it leads."""
         if "resume" in body:
             self._attachments.resume(connection, body)
@@ -115,10 +137,40 @@ class Follower:
         elif connection is self._leader_link:
             self._on_leader(connection, frame)
         else:
-            handler = self._handlers.get(frame.kind)
-            if handler is None:
+            self._on_worker(connection, frame)
+
+    def _on_worker(self, connection: Connection, frame: Frame) -> None:
+        match TO_SERVER.read(frame.kind, frame.body):
+            case PushMessage() | AssignMessage() as message:
+                self._on_push(connection, message)
+            case PullMessage() as message:
+                self._on_pull(connection, message)
+            case TakeMessage() | VoteMessage() | CallMessage() as message:
+                self._on_leaders_request(connection, message)
+            case AttachMessage() as message:
+                self._on_attach(connection, message, frame.descriptors)
+            case DetachMessage(left=left):
+                self._on_detach(connection, left=left)
+            case StateAsked():
+                self._attachments.send_state(connection)
+            case LoadStateMessage() as message:
+                self._attachments.receive_state(connection, frame, message)
+                self._advance()
+            case SavedMessage():
+                name, tensors = self._saved_part(connection, frame)
+                if self.machine.standby is not None:
+                    self.heir.states[name] = tensors
+            case BuffersMessage():
+                self._saved_part(connection, frame)
+            case ProbeMessage():
+                # Our probe comes behind all that we sent: if some of that was lost, the worker sees it.
+                connection.send(Kind.PROBE)
+            case SendsMessage():
+                pass  # for links with threads that read payloads; in shared memory servers see all of it
+            case OfferMessage() | WeightsMessage():
                 raise FrameError(f"a worker does not send {frame.kind.name} to {self._executor.name}")
-            handler(connection, frame)
+            case other:
+                assert_never(other)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """A connection is over."""
@@ -142,60 +194,47 @@ class Follower:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _on_attach(self, connection: Connection, frame: Frame) -> None:
+    def _on_attach(self, connection: Connection, message: AttachMessage, descriptors: Sequence[int]) -> None:
         peer = self._attachments.attach(
-            connection, frame, lambda older: self._worker_left(older, finished=False)
+            connection, message, descriptors, lambda older: self._worker_left(older, finished=False)
         )
         self.machine.attach(peer.worker, peer.incarnation)
-        self._attachments.welcome(peer)
+        self._attachments.welcome(peer, AttachedReply())
 
-    def _on_push(self, connection: Connection, frame: Frame) -> None:
+    def _on_push(self, connection: Connection, message: PushMessage | AssignMessage) -> None:
         """A push or an assign: the leader says when it is executed."""
         peer = self._attachments.peer_of(connection)
         if self.machine.keeps_requests:
-            request = read_request(frame, peer, self._executor.optimizers)
+            request = read_request(message, peer, self._executor.optimizers)
             if not self.machine.request(request):
                 peer.carrier.skip()
                 return
-        self._attachments.receive_push(peer, frame.body)
+        self._attachments.receive_push(peer, message)
         self._advance()
 
-    def _on_pull(self, connection: Connection, frame: Frame) -> None:
+    def _on_pull(self, connection: Connection, message: PullMessage) -> None:
         """The leader orders the reply."""
         peer = self._attachments.peer_of(connection)
         if self.machine.keeps_requests:
-            request = read_request(frame, peer, self._executor.optimizers)
+            request = read_request(message, peer, self._executor.optimizers)
             if not self.machine.request(request):
                 peer.carrier.skip()
 
-    def _on_leaders_request(self, connection: Connection, frame: Frame) -> None:
+    def _on_leaders_request(self, connection: Connection, message: LeaderQuestion) -> None:
         """The leader answers it: this worker knows that the leader is gone, and this server does not yet."""
         peer = self._attachments.peer_of(connection)
-        self.machine.request(read_request(frame, peer, self._executor.optimizers))
+        self.machine.request(read_request(message, peer, self._executor.optimizers))
 
-    def _on_saved(self, connection: Connection, frame: Frame) -> None:
-        """A worker's part of a checkpoint, or only its buffers."""
+    def _saved_part(self, connection: Connection, frame: Frame) -> tuple[str, dict[str, Tensor]]:
+        """A worker's part of a checkpoint, or only its buffers, and the name of the file."""
         name, tensors = saved_part(connection, frame)
         self._attachments.hear_buffers(tensors, rank_of(connection))
-        if self.machine.standby is not None and "buffers" not in frame.body:
-            self.heir.states[name] = tensors
+        return name, tensors
 
-    def _on_state(self, connection: Connection, frame: Frame) -> None:
-        """A worker wants the optimizer state, or gives one."""
-        if self._attachments.exchange_state(connection, frame):
-            self._advance()
-
-    def _on_probe(self, connection: Connection, frame: Frame) -> None:
-        """A worker waits. Our probe comes behind all that we sent: if some of that was lost, it sees it."""
-        connection.send(Kind.PROBE)
-
-    def _on_sends(self, connection: Connection, frame: Frame) -> None:
-        """For links with threads that read payloads; in shared memory servers see all of it."""
-
-    def _on_bye(self, connection: Connection, frame: Frame) -> None:
+    def _on_detach(self, connection: Connection, *, left: bool) -> None:
         peer = self._executor.peers.get(rank_of(connection))
         if peer is not None and peer.connection is connection:
-            self._worker_left(peer, finished=not field(frame.body, "left", bool, False))
+            self._worker_left(peer, finished=not left)
 
     def worker_lost(self, peer: WorkerPeer) -> None:
         """A worker's link is gone for good. Most likely its process is, too."""
@@ -214,24 +253,23 @@ class Follower:
             for outcome in found:
                 self._hear_outcome(outcome)
 
-    def _admit(self, worker: int, version: int) -> dict[str, Any]:
+    def _admit(self, worker: int, version: int) -> AdmitReply:
         self.machine.admitted(worker)
-        return {"version": version}
+        return AdmitReply(version=version)
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         match outcome:
-            case outcomes.Reduced():
-                self._tell_leader(Kind.DONE, outcome._asdict())
+            case outcomes.Reduced(number, norms):
+                self._tell_leader(NormsReduced(number, tuple(norms)))
             case outcomes.VectorAnswers(answers):
-                self._tell_leader(Kind.DONE, {"answers": answers})
+                self._tell_leader(VectorsAnswered(tuple(answers)))
             case outcomes.Placed(placement):
                 self.machine.placed(placement)
-                self._tell_leader(Kind.DONE, {"placed": placement.number})
+                self._tell_leader(SlicesPlaced(placement.number))
             case outcomes.SlicesDue(server, number, tensors):
-                body = {"to": server, "number": number}
-                self._tell_leader(Kind.STATE, body, [memoryview(save(tensors))])
+                self._tell_leader(SlicesMessage(server, number), [memoryview(save(tensors))])
             case outcomes.SnapshotTaken(directory, tensors):
-                self.parts.part_writer.write(directory, tensors, self._part_written)
+                self.parts.part_writer.write(directory, tensors, self._tell_leader)
             case outcomes.Forgotten(peer):
                 self._worker_left(peer, finished=False)
             case outcomes.ModeChanged():
@@ -240,10 +278,6 @@ class Follower:
                 pass  # the leader sees it, too
             case _:
                 assert_never(outcome)
-
-    def _part_written(self, body: dict[str, Any]) -> None:
-        """This server's part of a checkpoint is written, or could not be."""
-        self._tell_leader(Kind.DONE, body)
 
     # --- the controller ---------------------------------------------------------------------------
 
@@ -269,7 +303,7 @@ class Follower:
 
     # --- the leader -------------------------------------------------------------------------------
 
-    def _follow(self, leader: int, servers: dict[str, Any]) -> None:
+    def _follow(self, leader: int, servers: dict[str, JsonObject]) -> None:
         """This server leads: the first leader, or one that takes the place of a leader that is gone."""
         if self._leader_link is not None and leader == self.machine.leader:
             return  # another controller says it again
@@ -299,7 +333,7 @@ class Follower:
     def _greet(self, link: Connection) -> None:
         """Tell a leader who this is, and how far it has come."""
         is_new = not self.machine.takes_part
-        hello = {"role": "server", "rank": self.config.rank, "position": self.machine.log.position}
+        hello: Body = {"role": "server", "rank": self.config.rank, "position": self.machine.log.position}
         address = self._hub.listener.address.to_json()
         link.send(Kind.HELLO, {**hello, "fresh": is_new, "address": address})
         if not is_new:
@@ -307,48 +341,55 @@ class Follower:
         self._leader_link = link
         self._hub.add(link)
         if self._executor.reduced is not None:
-            link.send(Kind.DONE, self._executor.reduced._asdict())
+            number, norms = self._executor.reduced
+            link.tell(NormsReduced(number, tuple(norms)))
 
-    def _tell_leader(self, kind: Kind, body: dict[str, Any], payload: Sequence[memoryview] = ()) -> None:
+    def _tell_leader(self, message: ToLeader, payload: Sequence[memoryview] = ()) -> None:
         if self._leader_link is not None:
             with contextlib.suppress(LinkError):  # the hub notices that it is gone
-                self._leader_link.send(kind, body, payload)
+                self._leader_link.tell(message, payload)
 
     def _on_leader(self, link: Connection, frame: Frame) -> None:
-        if frame.kind is Kind.ADOPT:
-            self._on_adopt(link, frame)
-        elif frame.kind is Kind.ORDER:
-            self._on_order(frame.body)
-        elif frame.kind is Kind.STATE:
-            blob = link.read_blob(frame, MAX_STATE_BYTES)
-            number = field(frame.body, "number", int)
-            self._executor.receive_slices(number, read_blob(blob, f"slices by {link.peer}"))
-            self._advance()
+        match FROM_LEADER.read(frame.kind, frame.body):
+            case OrderMessage(steps, events, held):
+                self._hear_order(steps, events, held)
+            case ModelMessage() as message:
+                self._on_model(link, frame, message)
+            case SlicesMessage(number=number):
+                blob = link.read_blob(frame, MAX_STATE_BYTES)
+                self._executor.receive_slices(number, read_blob(blob, f"slices by {link.peer}"))
+                self._advance()
+            case OrderEntered() as message:
+                self._enter_order(message)
+            case CaughtUp(steps, held, decider, records):
+                self.machine.know(decider, records)
+                self._hear_order(steps, (), held)
+            case other:
+                assert_never(other)
 
-    def _on_order(self, body: dict[str, Any]) -> None:
-        """Steps come next in the order; before the first, where this server begins."""
-        machine = self.machine
-        if "position" in body:  # it came later, and begins here
-            placement = Placement.from_json(body["placement"])
-            answered = {int(w): int(n) for w, n in field(body, "answered", dict).items()}
-            self._executor.placement = placement
-            for request in machine.begin_at(field(body, "position", int), placement, answered):
-                self._attachments.skip(request.worker)
-        if "decider" in body:
-            machine.know(body["decider"], body["records"])
-        steps = steps_from_json(field(body, "steps", list))
-        events = events_from_json(field(body, "events", list, []))
-        machine.hear(steps, events, steps_from_json(field(body, "held", list, [])))
+    def _hear_order(self, steps: Sequence[Step], events: Sequence[Event], held: Sequence[Step]) -> None:
+        """Steps come next in the order."""
+        self.machine.hear([*steps], [*events], [*held])
         self._executor.queue.extend(steps)
         self._advance()
 
+    def _enter_order(self, message: OrderEntered) -> None:
+        """This server came to a run that goes on, and takes part from here on."""
+        placement = message.placement
+        self._executor.placement = placement
+        for request in self.machine.begin_at(message.position, placement, message.answered):
+            self._attachments.skip(request.worker)
+        if message.decider is not None:
+            self.machine.know(message.decider, message.records)
+        self._hear_order((), (), ())
+
     # --- the model --------------------------------------------------------------------------------
 
-    def _on_adopt(self, link: Connection, frame: Frame) -> None:
+    def _on_model(self, link: Connection, frame: Frame, model: ModelMessage) -> None:
         """The leader sends the model."""
-        body, fds, executor = frame.body, frame.descriptors, self._executor
-        layout = Layout.from_json(body["layout"])
-        extras = bytearray(field(body, "extras_bytes", int, 0))
+        fds, executor = frame.descriptors, self._executor
+        layout = Layout.from_json(model.layout)
+        extras = bytearray(model.extras_bytes)
         region = Region.attach(fds[0], layout.nbytes) if fds else None
 
         def read_weights(slices: Sequence[Tensor]) -> None:
@@ -356,17 +397,17 @@ class Follower:
             if frame.payload_bytes:
                 link.read_into([*weights, memoryview(extras)])
 
-        placement = Placement.from_json(body["placement"])
-        Numerics.from_json(body["numerics"]).apply()
+        placement = model.placement
+        Numerics.from_json(model.numerics).apply()
         if executor.layout is not None and executor.layout.fingerprint != layout.fingerprint:
             for peer in [*executor.peers.values()]:  # all workers have prepared more, and will attach again
                 self._worker_left(peer, finished=False)
             executor.forget_model()
-        spec = OptimizerSpec.from_json(body["optimizer"])
+        spec = OptimizerSpec.from_json(model.optimizer)
         self.parts.adopt(layout, spec, region, placement, read_weights)
         for peer in executor.peers.values():  # another leader had told it before
             peer.carrier.refit(executor.present_shard)
-        checkpoint = self.parts.checkpoint_parts.load(body["checkpoint"]) if body["checkpoint"] else None
+        checkpoint = self.parts.checkpoint_parts.load(model.checkpoint) if model.checkpoint else None
         if checkpoint is not None:
             executor.present_shard.restore(state_book(checkpoint), vectors=executor.mode.by_epoch)
             for rank in range(self.config.workers):
@@ -374,12 +415,12 @@ class Follower:
         standby = None
         if self.config.replicas:
             decider = new_decider(self.config)
-            begin(decider, self.config, body["data"], spec, checkpoint)
+            begin(decider, self.config, model.data, spec, checkpoint)
             standby = Standby(decider)
-            self.heir = Heir(body, read_blob(bytes(extras), "the run's buffers"))
+            self.heir = Heir(model, read_blob(bytes(extras), "the run's buffers"))
         takes_part = self.config.rank in placement.servers
         self.machine.adopt(layout, placement, len(spec.groups_of), standby, takes_part=takes_part)
-        link.send(Kind.ADOPTED)
+        link.tell(ModelHeld())
         link.send_aside()
 
     # --- time -------------------------------------------------------------------------------------

@@ -11,23 +11,25 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 from paceline.comm import Connection, Frame, Kind, messages
-from paceline.comm.frames import field
+from paceline.comm import server_messages as between_servers
+from paceline.comm import worker_messages as sent
+from paceline.comm.frames import Body, field
 from paceline.comm.hub import refuse
 from paceline.core.events import Event, Rate
+from paceline.core.json_types import JsonObject
 from paceline.core.sequencer import OrderLog
 from paceline.core.server import lead_actions as actions
-from paceline.core.server.lead_actions import Action, Actions, Notes
+from paceline.core.server.lead_actions import Action, Actions
 from paceline.core.server.lead_machine import LeadMachine
 from paceline.core.server.lead_reports import LeaderReport
 from paceline.core.server.present import Present
 from paceline.core.server.start_gate import StartGate
-from paceline.core.server.worker_requests import PushRequest
 from paceline.exceptions import CheckpointError, FrameError, LinkError, PacelineError
 from paceline.observe.record.thinning import pushes_thinning
 from paceline.ps import outcomes
@@ -45,7 +47,7 @@ from paceline.ps.push_record import PushRecord
 from paceline.ps.replicator import Replicator, server_rank
 from paceline.ps.run_errors import EndsRun
 from paceline.ps.saving import read_blob
-from paceline.ps.worker_frames import account_events, read_request
+from paceline.ps.worker_frames import account_events, push_request, read_request
 from paceline.storage.checkpoint import FileInfo, load
 
 __all__ = ["Leader"]
@@ -93,21 +95,6 @@ class Leader:
         """Norms of gradients that workers told, and the controller has not heard of."""
         self._ticked_at = 0.0
         self._ends_run = EndsRun(parts.controller.fail)
-        self._handlers: dict[Kind, Callable[[Connection, Frame], None]] = {
-            Kind.PUSH: self._on_push,
-            Kind.PULL: self._on_request,
-            Kind.TAKE: self._on_take,
-            Kind.ASSIGN: self._on_assign,
-            Kind.VOTE: self._on_request,
-            Kind.CALL: self._on_request,
-            Kind.OFFER: self._on_offer,
-            Kind.ATTACH: self._on_attach,
-            Kind.BYE: self._on_bye,
-            Kind.STATE: self._on_state,
-            Kind.SAVED: self._on_saved,
-            Kind.PROBE: self._on_probe,
-            Kind.SENDS: self._on_sends,
-        }
 
     @classmethod
     def first(cls, parts: ServerParts) -> "Leader":
@@ -127,6 +114,7 @@ class Leader:
         standby = follower.machine.standby
         assert standby is not None
         adoption = Adoption(None, parts.executor.mode)  # training goes on: no worker starts from a checkpoint
+        assert heir.model is not None  # it has been handed the model, or it could not lead
         adoption.model, adoption.extras = Offer(None, heir.model), heir.extras
         record = PushRecord.take_over(
             Path(parts.config.run_dir) / "pushes.csv",
@@ -207,15 +195,15 @@ class Leader:
                     self._executor.queue.extend(steps)
                     self._advance()
             case actions.SendGrant(worker, leases, over, notes):
-                granted = [[lease.id, list(lease.ranges)] for lease in leases]
-                self._answer(worker, Kind.GRANT, {"leases": granted, "over": over, **notes})
+                granted = tuple((lease.id, lease.ranges) for lease in leases)
+                self._answer(worker, sent.GrantReply(leases=granted, over=over, **notes))
             case actions.SendVerdict(worker, notes):
-                self._answer(worker, Kind.VERDICT, notes)
+                self._answer(worker, sent.VerdictReply(**notes))
             case actions.SendAnswer(worker, values, notes):
-                self._answer(worker, Kind.ANSWER, {"values": values, **notes})
+                self._answer(worker, sent.CallReply(values=tuple(values), **notes))
             case actions.Welcome(worker, notes):
                 if (peer := self._executor.peers.get(worker)) is not None:
-                    self._attachments.welcome(peer, **notes)
+                    self._attachments.welcome(peer, sent.AttachedReply(**notes))
             case actions.Tell(report):
                 self._report(report)
             case actions.TellUser(text):
@@ -242,10 +230,14 @@ class Leader:
             case _:
                 assert_never(action)
 
-    def _answer(self, worker: int, kind: Kind, body: dict[str, Any]) -> None:
+    def _answer(
+        self,
+        worker: int,
+        reply: sent.GrantReply | sent.VerdictReply | sent.CallReply,
+    ) -> None:
         if (peer := self._executor.peers.get(worker)) is not None:
             with contextlib.suppress(LinkError):  # it died: its link says so by itself
-                peer.connection.send(kind, body)
+                peer.connection.tell(reply)
 
     def _advance(self) -> None:
         """Execute what is due, as far as all that it needs is here, and tell the machine what comes of it."""
@@ -253,8 +245,8 @@ class Leader:
             for outcome in outcomes:
                 self._hear_outcome(outcome)
 
-    def _admit(self, worker: int, version: int) -> Notes:
-        return self._machine.admitted(worker, version, time.monotonic())
+    def _admit(self, worker: int, version: int) -> sent.AdmitReply:
+        return sent.AdmitReply(**self._machine.admitted(worker, version, time.monotonic()))
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         machine = self._machine
@@ -262,7 +254,7 @@ class Leader:
             case outcomes.Reduced(number, norms):
                 self._follow(machine.reduced(number, norms))
             case outcomes.VectorAnswers(answers):
-                self._follow(machine.vectors_answered(answers))
+                self._follow(machine.vectors_answered([*answers]))
             case outcomes.PushSpoiled(worker):
                 self._follow(machine.push_spoiled(worker))
             case outcomes.ModeChanged():
@@ -284,7 +276,7 @@ class Leader:
         """A connection was refused."""
         self._controller.report_stranger(reason)
 
-    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+    def on_hello(self, connection: Connection, body: Body) -> None:
         """Workers and the other servers connect to the leader."""
         if connection.peer.startswith("server:"):
             self._meet_server(server_rank(connection), connection, body)
@@ -293,7 +285,7 @@ class Leader:
         else:
             rank_of(connection)
 
-    def _meet_server(self, server: int, link: Connection, body: dict[str, Any]) -> None:
+    def _meet_server(self, server: int, link: Connection, body: Body) -> None:
         has_model = self._executor.shard is not None
         if not has_model and server >= self.config.servers:  # scaled up before there is a model to hand over
             self._replicator.add_early(server, link, body)
@@ -320,10 +312,43 @@ class Leader:
             elif connection.peer.startswith("server:"):
                 self._on_server(connection, frame)
             else:
-                handler = self._handlers.get(frame.kind)
-                if handler is None:
-                    raise FrameError(f"a worker does not send {frame.kind.name} to {self._executor.name}")
-                handler(connection, frame)
+                self._on_worker(connection, frame)
+
+    def _on_worker(self, connection: Connection, frame: Frame) -> None:
+        match sent.TO_SERVER.read(frame.kind, frame.body):
+            case sent.PushMessage() as message:
+                self._on_push(connection, message)
+            case sent.PullMessage() | sent.VoteMessage() | sent.CallMessage() as message:
+                self._on_request(connection, message)
+            case sent.TakeMessage() as message:
+                self._desk.check_loader()
+                self._on_request(connection, message)
+            case sent.AssignMessage() as message:
+                self._on_assign(connection, message)
+            case sent.ProbeMessage():
+                # Our probe comes behind all that we sent: if some of that was lost, the worker sees it.
+                connection.send(Kind.PROBE)
+            case sent.OfferMessage() as message:
+                self._on_offer(connection, message)
+            case sent.WeightsMessage() as message:
+                self._desk.take_weights(connection, message, self._machine)
+            case sent.AttachMessage() as message:
+                self._on_attach(connection, message, frame.descriptors)
+            case sent.DetachMessage() as message:
+                self._on_detach(connection, message)
+            case sent.StateAsked():
+                self._attachments.send_state(connection)
+            case sent.LoadStateMessage() as message:
+                self._attachments.receive_state(connection, frame, message)
+                self._advance()
+            case sent.SavedMessage(cut):
+                self._on_saved(connection, frame, cut)
+            case sent.BuffersMessage():
+                self._attachments.hear_buffers(saved_part(connection, frame)[1], rank_of(connection))
+            case sent.SendsMessage():
+                pass  # for links with threads that read payloads; in shared memory servers see all of it
+            case other:
+                assert_never(other)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """A connection is over. Without a follower that no other server replaces the run cannot go on."""
@@ -343,13 +368,10 @@ class Leader:
 
     # --- the model --------------------------------------------------------------------------------
 
-    def _on_offer(self, connection: Connection, frame: Frame) -> None:
-        """A worker offers its model, or sends the weights that it was asked for."""
-        if frame.payload_bytes:
-            self._desk.take_weights(connection, frame, self._machine)
-            return
+    def _on_offer(self, connection: Connection, message: sent.OfferMessage) -> None:
+        """A worker offers its model."""
         adoption = self._desk.adoption
-        adoption.offered(rank_of(connection), connection, frame, begun=self._machine.decider.begun)
+        adoption.offered(rank_of(connection), connection, message, begun=self._machine.decider.begun)
         if adoption.offered_anew(self.config.workers):
             self._begin_anew()
         self._machine.gate.came(time.monotonic())
@@ -368,13 +390,12 @@ class Leader:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _on_push(self, connection: Connection, frame: Frame) -> None:
+    def _on_push(self, connection: Connection, message: sent.PushMessage) -> None:
         """The flow of a push: read it, keep the gradient, decide; then replicate, execute and answer."""
-        peer, body = self._attachments.peer_of(connection), frame.body
-        request = read_request(frame, peer, self._executor.optimizers)
-        assert isinstance(request, PushRequest)
+        peer = self._attachments.peer_of(connection)
+        request = push_request(message, peer, self._executor.optimizers)
         push = request.push
-        self._attachments.receive_push(peer, body)
+        self._attachments.receive_push(peer, message)
         if push.norm is not None and len(self._norms_told) < _MOST_NORMS:
             self._norms_told.append((peer.worker, push.norm))
         if push.void:
@@ -382,24 +403,19 @@ class Leader:
         if request.parameters:
             self._take_parameters(peer)
         if self._executor.mode.by_epoch and peer.settings is not None:
-            rate = Rate(float(peer.settings[0]["lr"]))
-            request = request._replace(told=(*request.told, rate))
+            rate = peer.settings[0]["lr"]
+            assert isinstance(rate, float | int)  # receive_push has looked
+            request = request._replace(told=(*request.told, Rate(float(rate))))
         self._follow(self._machine.request(request, time.monotonic()))
 
-    def _on_assign(self, connection: Connection, frame: Frame) -> None:
+    def _on_assign(self, connection: Connection, message: sent.AssignMessage) -> None:
         peer = self._attachments.peer_of(connection)
-        request = read_request(frame, peer, self._executor.optimizers)
-        self._attachments.receive_push(peer, frame.body)
+        request = read_request(message, peer, self._executor.optimizers)
+        self._attachments.receive_push(peer, message)
         self._follow(self._machine.request(request, time.monotonic()))
 
-    def _on_take(self, connection: Connection, frame: Frame) -> None:
-        model = self._desk.adoption.model
-        if model is None or model.data is None:
-            raise FrameError("leases of a run without a prepared loader")
-        self._on_request(connection, frame)
-
-    def _on_request(self, connection: Connection, frame: Frame) -> None:
-        request = read_request(frame, self._attachments.peer_of(connection), self._executor.optimizers)
+    def _on_request(self, connection: Connection, message: sent.PullMessage | sent.LeaderQuestion) -> None:
+        request = read_request(message, self._attachments.peer_of(connection), self._executor.optimizers)
         self._follow(self._machine.request(request, time.monotonic()))
 
     def _take_parameters(self, peer: WorkerPeer) -> None:
@@ -409,21 +425,23 @@ class Leader:
             raise FrameError(f"{peer.name} pushed parameters, and in mode {mode} servers have their own")
         self._executor.present_shard.assign(peer.carrier.pushed_parameters())
 
-    def _on_attach(self, connection: Connection, frame: Frame) -> None:
+    def _on_attach(
+        self, connection: Connection, message: sent.AttachMessage, descriptors: Sequence[int]
+    ) -> None:
         peer = self._attachments.attach(
-            connection, frame, lambda older: self._worker_left(older, finished=False)
+            connection, message, descriptors, lambda older: self._worker_left(older, finished=False)
         )
-        now, listens = time.monotonic(), frame.body.get("listens")
+        now, listens = time.monotonic(), message.listens
         self._follow(
             self._machine.attach(
                 peer.worker, peer.incarnation, now, needs_fates=peer.needs_fates, listens=listens
             )
         )
 
-    def _on_bye(self, connection: Connection, frame: Frame) -> None:
+    def _on_detach(self, connection: Connection, message: sent.DetachMessage) -> None:
         peer = self._attachments.peer_of(connection)
-        told = account_events(frame.body, peer.worker)
-        self._worker_left(peer, finished=not field(frame.body, "left", bool, False), told=told)
+        told = account_events(message, peer.worker)
+        self._worker_left(peer, finished=not message.left, told=told)
 
     def worker_lost(self, peer: WorkerPeer) -> None:
         """A worker's link is gone for good. Most likely its process is, too."""
@@ -441,71 +459,56 @@ class Leader:
         now = time.monotonic()
         self._follow(self._machine.left(peer.worker, peer.incarnation, now, finished=finished, told=told))
 
-    def _on_state(self, connection: Connection, frame: Frame) -> None:
-        """A worker wants the optimizer state, or gives one."""
-        if self._attachments.exchange_state(connection, frame):
-            self._advance()
-
-    def _on_saved(self, connection: Connection, frame: Frame) -> None:
-        """A worker's part of a checkpoint, or only its buffers."""
+    def _on_saved(self, connection: Connection, frame: Frame, cut: int) -> None:
+        """A worker's part of a checkpoint."""
         rank = rank_of(connection)
         name, tensors = saved_part(connection, frame)
         self._attachments.hear_buffers(tensors, rank)
-        if "buffers" not in frame.body:
-            self._files.keep_part(name, tensors, of_this_one=self._machine.cuts.awaits(rank))
-            self._follow(self._machine.worker_saved(rank, field(frame.body, "cut", int, 0)))
-
-    def _on_probe(self, connection: Connection, frame: Frame) -> None:
-        """A worker waits. Our probe comes behind all that we sent: if some of that was lost, it sees it."""
-        connection.send(Kind.PROBE)
-
-    def _on_sends(self, connection: Connection, frame: Frame) -> None:
-        """For links with threads that read payloads; in shared memory servers see all of it."""
+        self._files.keep_part(name, tensors, of_this_one=self._machine.cuts.awaits(rank))
+        self._follow(self._machine.worker_saved(rank, cut))
 
     # --- other servers ----------------------------------------------------------------------------
 
     def _on_server(self, connection: Connection, frame: Frame) -> None:
-        server, body, machine = server_rank(connection), frame.body, self._machine
-        if frame.kind is Kind.ADOPTED:
-            connection.send_aside()  # it and this server may give each other slices
-            self._follow(machine.server_adopted(server))
-            self._desk.answer(machine)
-        elif frame.kind is Kind.STATE:
-            if (blob := self._replicator.relay(connection, frame)) is not None:
-                tensors = read_blob(blob, f"slices by {connection.peer}")
-                self._executor.receive_slices(field(body, "number", int), tensors)
-                self._advance()
-        elif frame.kind is not Kind.DONE:
-            raise FrameError(f"a follower does not send {frame.kind.name}")
-        elif "placed" in body:
-            self._follow(machine.placed_on(server, field(body, "placed", int)))
-        elif "norms" in body:
-            self._follow(machine.reduced(field(body, "number", int), field(body, "norms", list)))
-        elif "answers" in body:
-            self._follow(machine.vectors_answered(field(body, "answers", list)))
-        else:
-            self._part_written(body)
+        server, machine = server_rank(connection), self._machine
+        match between_servers.TO_LEADER.read(frame.kind, frame.body):
+            case between_servers.NormsReduced(number, norms):
+                self._follow(machine.reduced(number, norms))
+            case between_servers.VectorsAnswered(answers):
+                self._follow(machine.vectors_answered([*answers]))
+            case between_servers.ModelHeld():
+                connection.send_aside()  # it and this server may give each other slices
+                self._follow(machine.server_adopted(server))
+                self._desk.answer(machine)
+            case between_servers.SlicesMessage(number=number) as message:
+                if (blob := self._replicator.relay(connection, frame, message)) is not None:
+                    tensors = read_blob(blob, f"slices by {connection.peer}")
+                    self._executor.receive_slices(number, tensors)
+                    self._advance()
+            case between_servers.SlicesPlaced(number):
+                self._follow(machine.placed_on(server, number))
+            case between_servers.PartWritten() | between_servers.PartFailed() as part:
+                self._part_written(part)
+            case other:
+                assert_never(other)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def _open_checkpoint(self, version: int, directory: Path, lead: dict[str, Any]) -> None:
+    def _open_checkpoint(self, version: int, directory: Path, lead: JsonObject) -> None:
         self._write_pushes()  # a run that goes back to this checkpoint finds the record of all that is in it
-        model = self._desk.adoption.model
-        assert model is not None
         numbers = {"servers": self.config.servers, "workers": self.config.workers}
         try:
-            self._files.open(version, directory, {**model.facts(), "lead": lead, **numbers})
+            self._files.open(version, directory, {**self._desk.facts, "lead": lead, **numbers})
         except CheckpointError as error:
             self._follow(self._machine.checkpoint_failed(str(error), time.monotonic()))
 
-    def _part_written(self, body: dict[str, Any]) -> None:
+    def _part_written(self, part: between_servers.PartWritten | between_servers.PartFailed) -> None:
         """A server has written its part of a checkpoint, or could not."""
-        directory = field(body, "directory", str)
-        failed = field(body, "failed", str) if "failed" in body else None
-        if failed is None:
-            info = FileInfo(name=body["name"], sha256=body["sha256"], bytes=body["bytes"])
-            self._files.add(directory, info)
-        self._follow(self._machine.part_written(directory, time.monotonic(), failed))
+        failed = part.reason if isinstance(part, between_servers.PartFailed) else None
+        if isinstance(part, between_servers.PartWritten):
+            info = FileInfo(name=part.name, sha256=part.sha256, bytes=part.bytes)
+            self._files.add(part.directory, info)
+        self._follow(self._machine.part_written(part.directory, time.monotonic(), failed))
 
     def _checkpoint_ended(self, result: Path | CheckpointError) -> None:
         """A commit has succeeded or failed."""

@@ -1,14 +1,14 @@
 """ModelDesk: the leader takes the model that worker 0 offers, and hands it to the other servers."""
 
-from typing import Any
-
-from paceline.comm import Connection, Frame, Region
+from paceline.comm import Connection, Region
+from paceline.comm.worker_messages import StartFrom, WeightsMessage
 from paceline.core.dealing import dealing_refusal
 from paceline.core.decider import Decider
+from paceline.core.json_types import JsonObject
 from paceline.core.modes import parse_schedule
 from paceline.core.server.lead_machine import LeadMachine
-from paceline.exceptions import PlanError
-from paceline.params import Placement
+from paceline.exceptions import FrameError, PlanError
+from paceline.params import GroupSettings, Placement
 from paceline.ps.adoption import Adoption
 from paceline.ps.checkpoints import CheckpointFiles
 from paceline.ps.config import begin
@@ -42,9 +42,9 @@ class ModelDesk:
             assert self.adoption.model is not None
             self._adopt(Region.create(self.adoption.model.layout.nbytes), machine)
 
-    def take_weights(self, connection: Connection, frame: Frame, machine: LeadMachine) -> None:
+    def take_weights(self, connection: Connection, message: WeightsMessage, machine: LeadMachine) -> None:
         """Worker 0 sends the weights that it was asked for."""
-        self._adopt(self.adoption.take_weights(connection, frame), machine)
+        self._adopt(self.adoption.take_weights(connection, message.extras_bytes), machine)
 
     def _adopt(self, region: Region, machine: LeadMachine) -> None:
         """Take the model and hand it to the other servers."""
@@ -87,7 +87,7 @@ class ModelDesk:
             if optimizers > 1 and (reason := mode.one_optimizer_reason()):
                 raise PlanError(f"prepare() got {optimizers} optimizers: {reason}.")
 
-    def _tell_descent(self, settings: dict[str, Any]) -> None:
+    def _tell_descent(self, settings: GroupSettings) -> None:
         """Sandblaster: the settings are L-BFGS's."""
         if "instead_of" in settings:
             mode = self._parts.executor.mode
@@ -96,6 +96,18 @@ class ModelDesk:
                 f"script's {settings['instead_of']} is used, neither learning rate nor weight decay. Give "
                 "the script torch.optim.LBFGS to choose L-BFGS's settings."
             )
+
+    @property
+    def facts(self) -> JsonObject:
+        """What checkpoints must know of the run's model."""
+        assert self.adoption.model is not None
+        return self.adoption.model.facts()
+
+    def check_loader(self) -> None:
+        """FrameError if the run has no prepared loader, and so no leases."""
+        model = self.adoption.model
+        if model is None or model.data is None:
+            raise FrameError("leases of a run without a prepared loader")
 
     def hand_over(self, server: int, *, first: bool) -> None:
         """Send another server the model.
@@ -113,19 +125,20 @@ class ModelDesk:
         if not machine.gate.model_everywhere:
             return
         me = {self._parts.config.rank: self._parts.hub.listener.address.to_json()}
-        addresses = {str(rank): at for rank, at in {**self._replicator.addresses, **me}.items()}
+        start = StartFrom(
+            epoch=machine.decider.epoch,
+            mode=str(mode),
+            resumed=False,
+            placement=executor.placement,
+            servers={**self._replicator.addresses, **me},
+            replicated=self._parts.config.replicas > 0,
+        )
         self.adoption.answer(
             executor.region,
             executor.on_device,
-            facts={
-                "placement": executor.placement.to_json(),
-                "servers": addresses,
-                "replicated": self._parts.config.replicas > 0,
-            },
+            start,
             writable=mode.needs_memory,
-            epoch=machine.decider.epoch,
             share=mode.in_place or mode.needs_memory or mode.switchable,
-            mode=str(mode),
             first=not machine.gate.open,
             buffers=self._parts.attachments.buffers,
         )

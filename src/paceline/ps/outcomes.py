@@ -1,5 +1,6 @@
 """Outcomes: what a server's role (leader or follower) must do about a step that the executor has executed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +27,13 @@ class Reduced(NamedTuple):
     """The first half of an update is done: the norms of its slices."""
 
     number: int
-    norms: list[tuple[int, float]]
+    norms: Sequence[tuple[int, float]]
 
 
 class VectorAnswers(NamedTuple):
     """What the reductions of an AskStep came to on this shard."""
 
-    answers: list[Answer]
+    answers: Sequence[Answer]
 
 
 class PushSpoiled(NamedTuple):

@@ -6,11 +6,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from paceline.comm.faults import Faults
+from paceline.comm.server_messages import PartFailed, PartWritten
 from paceline.exceptions import CheckpointError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Recorder
@@ -51,7 +51,7 @@ class PartWriter:
         self._written = 0
 
     def write(
-        self, directory: Path, tensors: dict[str, Tensor], done: Callable[[dict[str, Any]], None]
+        self, directory: Path, tensors: dict[str, Tensor], done: Callable[[PartWritten | PartFailed], None]
     ) -> None:
         """Write the file. The main thread calls `done` with what the leader is to know of it."""
         lane = self._spans.lane("checkpoint")
@@ -64,21 +64,21 @@ class PartWriter:
             if fault is not None:
                 fault()
 
-        def finish(body: dict[str, Any]) -> None:
+        def finish(outcome: PartWritten | PartFailed) -> None:
             self.progress = None
-            done({**body, "directory": str(directory)})
+            done(outcome)
 
         def write() -> None:
             _give_way()
             lane.enter(Phase.CHECKPOINT)
-            body: dict[str, Any]
+            outcome: PartWritten | PartFailed
             try:
                 info = self._parts.write(directory, self._name, tensors, before_write=before_write)
-                body = {"name": info.name, "sha256": info.sha256, "bytes": info.bytes}
+                outcome = PartWritten(str(directory), info.name, info.sha256, info.bytes)
             except CheckpointError as error:
-                body = {"failed": str(error)}
+                outcome = PartFailed(str(directory), str(error))
             lane.enter(Phase.IDLE)
-            self._post(lambda: finish(body))
+            self._post(lambda: finish(outcome))
 
         threading.Thread(target=write, name="checkpoint part", daemon=True).start()
 

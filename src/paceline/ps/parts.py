@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Hub, Listener, Region
 from paceline.comm.connection import spin_for
 from paceline.comm.faults import Faults
+from paceline.comm.frames import Body
 from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import ServerReport
 from paceline.exceptions import LinkError
@@ -86,7 +86,7 @@ class _NoRole:
     def on_stranger(self, reason: str) -> None:
         raise LinkError(reason)
 
-    def on_hello(self, connection: Connection, body: dict[str, Any]) -> None:
+    def on_hello(self, connection: Connection, body: Body) -> None:
         raise LinkError(f"{connection.peer} came too early")
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:

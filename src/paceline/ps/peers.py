@@ -1,11 +1,11 @@
 """A worker as a server sees it."""
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from paceline.comm import Connection
+from paceline.params import GroupSettings
 from paceline.ps.carriers import Carrier
 from paceline.ps.carriers.link_thread import MAX_STATE_BYTES
 
@@ -35,7 +35,7 @@ class WorkerPeer:
         self.incarnation = incarnation
         self.carrier = carrier
         self.needs_fates = needs_fates
-        self.settings: list[dict[str, Any]] | None = None
+        self.settings: list[GroupSettings] | None = None
         """Settings of the parameter groups, as its last push that changed them said."""
         self.residual = 0.0
         """L2 norm of the gradient that its encoders hold back, as it said last."""

@@ -2,19 +2,19 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Kind
-from paceline.comm.frames import field
+from paceline.comm import Connection, Frame
+from paceline.comm.frames import Body
+from paceline.comm.message_codec import body_of
+from paceline.comm.server_messages import CaughtUp, OrderEntered, OrderMessage, SlicesMessage
 from paceline.core.decider_state import decider_state_to_json
-from paceline.core.events import events_to_json
+from paceline.core.json_types import JsonObject
 from paceline.core.server.lead_actions import Order, TakeIn
 from paceline.core.server.run_order import RunOrder
 from paceline.core.server.standby import records_to_json
-from paceline.core.steps import steps_to_json
 from paceline.exceptions import LinkError
 from paceline.params import bytes_of
 from paceline.ps.adoption import Adoption
@@ -33,7 +33,7 @@ class Replicator:
     """
 
     def __init__(self, rank: int, *, replicates: bool) -> None:
-        self.addresses: dict[int, dict[str, Any]] = {}
+        self.addresses: dict[int, JsonObject] = {}
         """Where workers reach the other servers."""
         self._rank = rank
         self._replicates = replicates
@@ -41,7 +41,7 @@ class Replicator:
         """Sorted by rank: the server that is next in line to lead hears of everything first."""
         self._newcomers: dict[int, Connection] = {}
         """Servers that are not in the order yet."""
-        self._early: dict[int, tuple[Connection, dict[str, Any]]] = {}
+        self._early: dict[int, tuple[Connection, Body]] = {}
         """Servers that came by scaling before there was a model, and their greetings."""
         self._left_behind: dict[int, Connection] = {}
         """Servers that hold nothing any more; they end when the controller says so."""
@@ -60,11 +60,11 @@ class Replicator:
         """A server came to a run that goes on."""
         self._newcomers[server] = link
 
-    def add_early(self, server: int, link: Connection, greeting: dict[str, Any]) -> None:
+    def add_early(self, server: int, link: Connection, greeting: Body) -> None:
         """A server came before there is a model that it could be handed."""
         self._early[server] = (link, greeting)
 
-    def take_early(self) -> list[tuple[Connection, dict[str, Any]]]:
+    def take_early(self) -> list[tuple[Connection, Body]]:
         """Servers that came before there was a model, and their greetings, to be greeted again."""
         early, self._early = self._early, {}
         return [*early.values()]
@@ -90,27 +90,21 @@ class Replicator:
         steps, events, held = order
         if not self._followers or not (steps or events or (held and self._replicates)):
             return
-        body: dict[str, Any] = {"steps": steps_to_json(steps)}
-        if self._replicates:
-            body |= {"events": events_to_json(events), "held": steps_to_json(held)}
+        message = OrderMessage(steps, events, held) if self._replicates else OrderMessage(steps)
+        kind, body = body_of(message)
         for link in self._followers.values():
             with contextlib.suppress(LinkError):
-                link.send(Kind.ORDER, body)
+                link.send(kind, body)
 
     def take_in(self, newcomer: TakeIn) -> None:
         """Let a new server follow from here on."""
         link = self._newcomers.pop(newcomer.server)
-        body: dict[str, Any] = {
-            "steps": [],
-            "position": newcomer.position,
-            "answered": newcomer.answered,
-            "placement": newcomer.placement.to_json(),
-        }
+        message = OrderEntered(newcomer.position, newcomer.answered, newcomer.placement)
         if newcomer.decider is not None:
-            body["decider"] = newcomer.decider
-            body["records"] = records_to_json(newcomer.records)
+            records = records_to_json(newcomer.records)
+            message = message._replace(decider=newcomer.decider, records=records)
         with contextlib.suppress(LinkError):
-            link.send(Kind.ORDER, body)
+            link.tell(message)
         self.add_follower(newcomer.server, link)
 
     def leave_behind(self, server: int) -> None:
@@ -130,14 +124,9 @@ class Replicator:
         steps = order.log.since(position)
         if steps is None:
             raise LinkError(f"{link.peer} is at step {position} of the order, and we at {order.log.position}")
-        body = {
-            "steps": steps_to_json(steps),
-            "held": steps_to_json(order.sequencer.held),
-            "decider": decider_state_to_json(order.decider.state()),
-            "records": records_to_json(order.unwritten),
-        }
+        state, records = decider_state_to_json(order.decider.state()), records_to_json(order.unwritten)
         link.send_aside()
-        link.send(Kind.ORDER, body)
+        link.tell(CaughtUp(steps, order.sequencer.held, state, records))
 
     # --- the model and its slices -----------------------------------------------------------------
 
@@ -151,33 +140,26 @@ class Replicator:
         model, placement = adoption.model, executor.placement
         assert model is not None and executor.base is not None and executor.region is not None
         extras = save(adoption.extras) if self._replicates else b""
-        message = {
-            **model.facts(),
-            "numerics": model.numerics.to_json(),
-            "checkpoint": checkpoint,
-            "placement": placement.to_json(),
-            "extras_bytes": len(extras),
-        }
+        message = model.message(checkpoint, placement, len(extras))
         slices = [model.layout.slices[i] for i in placement.held(server)]
         pieces = [] if link.local else [bytes_of(executor.base[s.start : s.stop]) for s in slices]
         payload = [*pieces, memoryview(extras)] if extras else pieces
-        link.send(Kind.ADOPT, message, payload, [executor.region.fd] if link.local else ())
+        link.tell(message, payload, [executor.region.fd] if link.local else ())
 
     def give(self, server: int, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Send a follower slices that it holds from the placement of this number on."""
         if (link := self._followers.get(server)) is not None:
             with contextlib.suppress(LinkError):
-                link.send(Kind.STATE, {"number": number}, [memoryview(save(dict(tensors)))])
+                link.tell(SlicesMessage(server, number), [memoryview(save(dict(tensors)))])
 
-    def relay(self, giver: Connection, frame: Frame) -> bytes | None:
+    def relay(self, giver: Connection, frame: Frame, message: SlicesMessage) -> bytes | None:
         """Pass slices on from one server to another. Returns them if they are for this server."""
-        server, number = field(frame.body, "to", int), field(frame.body, "number", int)
         blob = giver.read_blob(frame, MAX_STATE_BYTES)
-        if server == self._rank:
+        if message.to == self._rank:
             return blob
-        if (link := self._followers.get(server)) is not None:
+        if (link := self._followers.get(message.to)) is not None:
             with contextlib.suppress(LinkError):
-                link.send(Kind.STATE, {"number": number}, [memoryview(blob)])
+                link.tell(message, [memoryview(blob)])
         return None
 
 

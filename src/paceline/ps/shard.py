@@ -26,6 +26,7 @@ from paceline.core.modes.damping import damped_rates
 from paceline.core.modes.lbfgs import Answer, Ops, merge_answers, num_answers
 from paceline.exceptions import CheckpointError, UpdateOverflow
 from paceline.params import (
+    GroupSettings,
     Layout,
     OptimizerSpec,
     Slice,
@@ -161,7 +162,7 @@ class Shard:
     def update(
         self,
         contributions: Sequence[Contribution],
-        settings: Sequence[dict[str, Any]] | None,
+        settings: Sequence[GroupSettings] | None,
         copies: Sequence[Copy] = (),
         on_slice: Callable[[int], None] | None = None,
     ) -> None:
@@ -189,7 +190,7 @@ class Shard:
         i: int,
         state: SliceState,
         contributions: Sequence[Contribution],
-        settings: Sequence[dict[str, Any]] | None,
+        settings: Sequence[GroupSettings] | None,
     ) -> None:
         scale, contributions = self._scale_of(contributions)
         watched = self._watch(state)
@@ -237,7 +238,7 @@ class Shard:
     def _apply(
         self,
         state: SliceState,
-        settings: Sequence[dict[str, Any]] | None,
+        settings: Sequence[GroupSettings] | None,
         scale: float,
         *,
         watched: bool = False,
@@ -434,7 +435,7 @@ class Shard:
     def commit(
         self,
         scale: float,
-        settings: Sequence[dict[str, Any]] | None,
+        settings: Sequence[GroupSettings] | None,
         copies: Sequence[Copy] = (),
         on_slice: Callable[[int], None] | None = None,
     ) -> None:
@@ -592,7 +593,7 @@ class Shard:
                     whole[extent].copy_(value)
 
 
-def _regular(settings: dict[str, Any]) -> bool:
+def _regular(settings: GroupSettings) -> bool:
     """Whether all numbers among an optimizer's settings are finite."""
     numbers = [settings, *(v for v in settings.values() if isinstance(v, tuple | list) and len(v) <= 4)]
     found = [n for each in numbers for n in (each.values() if isinstance(each, dict) else each)]

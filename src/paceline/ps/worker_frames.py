@@ -1,9 +1,18 @@
-"""Reads frames of workers into requests: the one place that knows the fields of their messages."""
+"""Turns messages of workers into requests of the core."""
 
-from typing import Any
+from typing import assert_never
 
-from paceline.comm import Frame, Kind
-from paceline.comm.frames import field
+from paceline.comm.worker_messages import (
+    AssignMessage,
+    CallMessage,
+    DetachMessage,
+    LeaderQuestion,
+    OrderedMessage,
+    PullMessage,
+    PushMessage,
+    TakeMessage,
+    VoteMessage,
+)
 from paceline.core.ballot import WHO
 from paceline.core.events import (
     Call,
@@ -33,119 +42,82 @@ from paceline.core.server.worker_requests import (
 from paceline.exceptions import FrameError
 from paceline.ps.peers import WorkerPeer
 
-__all__ = ["LEADER_ONLY", "ORDERED", "account_events", "read_request"]
-
-ORDERED = (Kind.PUSH, Kind.PULL, Kind.ASSIGN)
-"""Requests that the order answers."""
-LEADER_ONLY = (Kind.TAKE, Kind.VOTE, Kind.CALL)
-"""Requests that the leader alone answers."""
-
-Body = dict[str, Any]
+__all__ = ["account_events", "push_request", "read_request"]
 
 
-def read_request(frame: Frame, peer: WorkerPeer, optimizers: int) -> WorkerRequest:
-    """The request that a frame carries.
+def read_request(
+    message: OrderedMessage | LeaderQuestion, peer: WorkerPeer, optimizers: int
+) -> WorkerRequest:
+    """The request that a message makes.
 
     Args:
         peer: the worker that sent it.
         optimizers: number of optimizers of the run.
 
     Raises:
-        FrameError: a field is missing or of the wrong type.
+        FrameError: the run knows no such vote.
     """
-    kind, body = frame.kind, frame.body
-    if kind is Kind.PUSH:
-        return _push(body, peer, optimizers)
-    ready = field(body, "ready", int, 0)
-    if kind is Kind.PULL:
-        return _pull(body, peer, ready)
-    if kind is Kind.TAKE:
-        return _take(body, peer, ready)
-    if kind is Kind.ASSIGN:
-        push = PushId(peer.worker, peer.incarnation, field(body, "sequence", int))
-        return AssignRequest(peer.worker, field(body, "n", int), push, ready)
-    number = field(body, "n", int)
-    if kind is Kind.VOTE:
-        who = field(body, "who", str)
-        if who not in WHO:
-            raise FrameError(f"a vote of {who!r:.40}, expected one of {', '.join(WHO)}")
-        return VoteRequest(Vote(peer.worker, number, who, field(body, "wants", bool)), ready)
-    if kind is Kind.CALL:
-        call = Call(peer.worker, number, field(body, "place", str), field(body, "value", str))
-        return CallRequest(call, ready)
-    raise FrameError(f"{kind.name} is no request")
+    worker = peer.worker
+    match message:
+        case PushMessage():
+            return push_request(message, peer, optimizers)
+        case PullMessage(n=number, fetch=fetch, load=loaded, without=without, ready=ready):
+            load = None if loaded is None else Load(worker, peer.incarnation, loaded)
+            return PullRequest(worker, number, fetch, load, frozenset(without), ready)
+        case AssignMessage(n=number, sequence=sequence, ready=ready):
+            return AssignRequest(worker, number, PushId(worker, peer.incarnation, sequence), ready)
+        case TakeMessage():
+            return _take(message, worker)
+        case VoteMessage(who=who, wants=wants, n=number, ready=ready):
+            if who not in WHO:
+                raise FrameError(f"a vote of {who!r:.40}, expected one of {', '.join(WHO)}")
+            return VoteRequest(Vote(worker, number, who, wants), ready)
+        case CallMessage(place=place, value=value, n=number, ready=ready):
+            return CallRequest(Call(worker, number, place, value), ready)
+        case _:
+            assert_never(message)
 
 
-def _push(body: Body, peer: WorkerPeer, optimizers: int) -> PushRequest:
+def push_request(message: PushMessage, peer: WorkerPeer, optimizers: int) -> PushRequest:
+    """As `read_request`, of a push."""
     worker = peer.worker
     several = optimizers > 1
     push = Push(
-        PushId(worker, peer.incarnation, field(body, "sequence", int)),
-        field(body, "read_version", int),
-        field(body, "samples", int, 0),
-        _leases(body, "leases"),
-        field(body, "void", bool, False),
-        field(body, "norm", float) if "norm" in body else None,
-        field(body, "fetch", bool, True),
-        field(body, "optimizer", int, 0) if several else 0,
-        field(body, "weight", int, 0) if several else 0,
+        PushId(worker, peer.incarnation, message.sequence),
+        message.read_version,
+        message.samples,
+        message.leases,
+        message.void,
+        message.norm,
+        message.fetch,
+        message.optimizer if several else 0,
+        message.weight if several else 0,
     )
-    told = account_events(body, worker)
-    if "refused" in body:
-        told = (Refuse(worker, _leases(body, "refused")), *told)
-    return PushRequest(
-        worker,
-        field(body, "n", int),
-        push,
-        told,
-        field(body, "carries", str, "slot") == "parameters",
-        field(body, "ready", int, 0),
-    )
+    told = account_events(message, worker)
+    if message.refused:
+        told = (Refuse(worker, message.refused), *told)
+    return PushRequest(worker, message.n, push, told, message.carries == "parameters", message.ready)
 
 
-def _pull(body: Body, peer: WorkerPeer, ready: int) -> PullRequest:
-    load = None
-    if "load" in body:
-        load = Load(peer.worker, peer.incarnation, field(body, "load", int))
-    without = field(body, "without", list, [])
-    if not all(type(each) is int for each in without):
-        raise FrameError("field 'without' has servers that are not numbers")
-    fetch = field(body, "fetch", bool, True)
-    return PullRequest(peer.worker, field(body, "n", int), fetch, load, frozenset(without), ready)
-
-
-def _take(body: Body, peer: WorkerPeer, ready: int) -> TakeRequest:
-    worker, epoch = peer.worker, field(body, "epoch", int)
+def _take(message: TakeMessage, worker: int) -> TakeRequest:
+    epoch = message.epoch
     told: list[Event] = []
-    if "give_back" in body:
-        told.append(GiveBack(worker, _leases(body, "give_back")))
-    if "carry" in body:
-        told.append(Carry(worker, _leases(body, "carry")))
-    told += account_events(body, worker)
-    if "order" in body:
-        drawn = field(body, "order", list)
-        if len(drawn) != 2 or not all(isinstance(each, str) for each in drawn):
-            raise FrameError("an order of samples that is not a fingerprint and a sampler's name")
-        told.append(DrawOrder(worker, epoch, drawn[0][:64], drawn[1][:200]))
-    limit = min(LEASES_AT_ONCE, max(0, field(body, "limit", int)))
-    take = Take(worker, epoch, limit, field(body, "wait", bool), field(body, "n", int, 0))
-    return TakeRequest(take, tuple(told), ready)
+    if message.give_back:
+        told.append(GiveBack(worker, message.give_back))
+    if message.carry:
+        told.append(Carry(worker, message.carry))
+    told += account_events(message, worker)
+    if message.order is not None:
+        fingerprint, sampler = message.order
+        told.append(DrawOrder(worker, epoch, fingerprint[:64], sampler[:200]))
+    limit = min(LEASES_AT_ONCE, max(0, message.limit))
+    return TakeRequest(Take(worker, epoch, limit, message.wait, message.n), tuple(told), message.ready)
 
 
-def account_events(body: Body, worker: int) -> tuple[Event, ...]:
+def account_events(message: PushMessage | TakeMessage | DetachMessage, worker: int) -> tuple[Event, ...]:
     """Batches that a worker's script read and made no step with come with its next message, and so do
     samples that a script without a loader has counted."""
-    told: tuple[Event, ...] = ()
-    if (logged := field(body, "logged", int, 0)) > 0:
-        told = (Count(logged),)
-    if "skipped" in body:
-        told = (*told, Skip(worker, _leases(body, "skipped"), field(body, "skipped_samples", int, 0)))
+    told: tuple[Event, ...] = (Count(message.logged),) if message.logged > 0 else ()
+    if message.skipped is not None:
+        told = (*told, Skip(worker, message.skipped, message.skipped_samples))
     return told
-
-
-def _leases(body: Body, name: str) -> tuple[int, ...]:
-    """Numbers of leases that a worker sent."""
-    ids = field(body, name, list, [])
-    if not all(type(each) is int for each in ids):
-        raise FrameError(f"field {name!r} has leases that are not numbers")
-    return tuple(ids)

@@ -7,8 +7,8 @@ file and no terminal takes. What it returns here can be walked by recursion and 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.storage.plain_files import read_bytes
 
 __all__ = ["MOST_DEPTH", "parse_json", "read_json", "read_object"]
@@ -20,7 +20,7 @@ _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-def parse_json(data: bytes | str) -> Any:
+def parse_json(data: bytes | str) -> Json:
     """The value of a JSON text. NaN and Infinity are numbers, as Python writes them.
 
     Raises:
@@ -28,10 +28,10 @@ def parse_json(data: bytes | str) -> Any:
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:
-        value = json.loads(text)
+        value: Json = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    level = [value]
+    level: list[Json] = [value]
     for _ in range(MOST_DEPTH + 1):
         level = [
             child
@@ -46,7 +46,7 @@ def parse_json(data: bytes | str) -> Any:
     return _whole(value) if _ESCAPED_HALF.search(text) else value
 
 
-def read_json(path: Path, *, most: int) -> Any:
+def read_json(path: Path, *, most: int) -> Json:
     """The value in a file.
 
     Args:
@@ -59,7 +59,7 @@ def read_json(path: Path, *, most: int) -> Any:
     return parse_json(read_bytes(path, most=most))
 
 
-def read_object(path: Path, *, most: int) -> dict[str, Any]:
+def read_object(path: Path, *, most: int) -> JsonObject:
     """As `read_json`; ValueError if it is not an object."""
     value = read_json(path, most=most)
     if not isinstance(value, dict):
@@ -67,7 +67,7 @@ def read_object(path: Path, *, most: int) -> dict[str, Any]:
     return value
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Json) -> Json:
     """Without half characters."""
     match value:
         case str():
@@ -75,7 +75,7 @@ def _whole(value: Any) -> Any:
         case list():
             return [_whole(each) for each in value]
         case dict():
-            return {_whole(name): _whole(each) for name, each in value.items()}
+            return {_HALF.sub("\ufffd", name): _whole(each) for name, each in value.items()}
         case _:
             return value
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paceline.comm import Connection
 from paceline.comm.faults import Faults
 from paceline.comm.fence import Fence
+from paceline.comm.worker_messages import AdmitReply, AssignMessage, AttachedReply, PushMessage
 from paceline.core.decider import Decider
 from paceline.core.descent import Descent
 from paceline.core.events import Answered, Push, Spoiled
@@ -96,20 +97,20 @@ class _SimulatedCarrier:
         self._admitted = admitted
         self._reply = (0, False)
 
-    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
-        self._reply = body["version"], fetch
+    def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
+        self._reply = reply.version, fetch
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def end_reply(self) -> None:
         self._admitted(self._worker, *self._reply)
 
-    def ready(self, message: dict[str, Any]) -> Fence | None:
+    def ready(self, message: PushMessage | AssignMessage) -> Fence | None:
         return None
 
     def pushed_parameters(self) -> Sequence[Tensor]:
         raise NotImplementedError("a simulated run has servers")
 
-    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+    def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:
         """Nothing: it has no link, as below."""
 
     def slice_ready(self, position: int) -> None: ...
@@ -411,7 +412,7 @@ class SimulatedRun:
 
     def _execute(self, steps: Steps) -> None:
         self._executor.queue.extend(steps)
-        while (outcomes := self._executor.execute_next(_admit_body)) is not None:
+        while (outcomes := self._executor.execute_next(_admit)) is not None:
             for outcome in outcomes:
                 self._follow_from(outcome)
 
@@ -439,5 +440,5 @@ class SimulatedRun:
         return [i for start, stop in lease.ranges for i in order[start:stop].tolist()]
 
 
-def _admit_body(worker: int, version: int) -> dict[str, Any]:
-    return {"version": version}
+def _admit(worker: int, version: int) -> AdmitReply:
+    return AdmitReply(version=version)

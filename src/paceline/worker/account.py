@@ -20,7 +20,9 @@ import threading
 from dataclasses import dataclass
 from enum import Enum, auto
 
-__all__ = ["Account", "Skipped"]
+from paceline.worker.exchange.sample_report import SampleReport
+
+__all__ = ["Account"]
 
 
 class _State(Enum):
@@ -38,18 +40,6 @@ class _Batch:
     """In a group: another member computes the same samples and accounts for them."""
     iteration: int
     state: _State = _State.READ
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Batches that were read and that no step covers."""
-
-    leases: list[int]
-    unleased: int
-    """Samples of batches without a lease (streams)."""
-
-    def __bool__(self) -> bool:
-        return bool(self.leases or self.unleased)
 
 
 class Account:
@@ -197,7 +187,7 @@ class Account:
         self._newest = None
         return _leases(dropped)
 
-    def take_skipped(self, *, ending: bool = False) -> Skipped:
+    def take_skipped(self, *, ending: bool = False) -> SampleReport:
         """Batches that no step will cover, to be told once.
 
         Args:
@@ -206,7 +196,7 @@ class Account:
         found = [b for b in self._open if ending or b.state is _State.SKIPPED]
         for batch in found:
             self._open.remove(batch)
-        return Skipped(_leases(found), sum(b.samples for b in found if b.lease is None))
+        return SampleReport(tuple(_leases(found)), sum(b.samples for b in found if b.lease is None))
 
     def take_refused(self) -> list[int]:
         """Leases of steps that a group did not make, to be told with a push."""

@@ -193,7 +193,13 @@ class _AloneSource:
             self._book.joined(0)
 
     def take(
-        self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
+        self,
+        epoch: int,
+        limit: int,
+        *,
+        wait: bool,
+        give_back: Sequence[int],
+        order: tuple[str, str] | None = None,
     ) -> Grant:
         self.begun = True
         if self._book is None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from paceline.collective import ENDS, Group, GroupLinks
-from paceline.comm import Kind
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Lane
 from paceline.params import StateBook, use_fused
@@ -19,6 +18,7 @@ from paceline.worker.early_end import EarlyEnd
 from paceline.worker.exchange.entry import Adopted, Entry
 from paceline.worker.exchange.free_exchange import FreeExchange
 from paceline.worker.exchange.pipeline import PipelinedExchange
+from paceline.worker.exchange.run_news import new_pull
 from paceline.worker.gate import guard_parameters
 from paceline.worker.group_member import GroupMember
 from paceline.worker.model_memory import ModelMemory
@@ -96,8 +96,8 @@ class JoinedRun:
             for side in sides:
                 use_fused(side.optimizer)
         on_host = space.parameters[0].device.type == "cpu"
-        greeting = None if group_links is None else {"listens": group_links.address}
-        client = entry.attach(adopted, in_place=on_host, greeting=greeting)
+        listens = None if group_links is None else group_links.address
+        client = entry.attach(adopted, in_place=on_host, listens=listens)
         self.client = client
         self.memory = ModelMemory(
             client, space, telemetry.lane, grouped=group_links is not None, optimizers=len(sides)
@@ -142,7 +142,7 @@ class JoinedRun:
         return Group(
             links.ranks,
             links.rank,
-            links.meet(self.client.news.welcome.get("group")),
+            links.meet(self.client.news.welcome.group),
             region=self.memory.group.region,
             layout=self.space.layout,
             deadline_s=links.deadline_s,
@@ -203,7 +203,7 @@ class JoinedRun:
             if self.speaks and not self.resumption.replaying:
                 self.memory.assign()
             elif self.resumption.replaying:
-                self.client.exchange(Kind.PULL)
+                self.client.exchange(new_pull())
                 self.client.settle()
             # The root's parameters count in a group, and come with the next share.
             self.memory.rebind()

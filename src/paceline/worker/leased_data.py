@@ -11,7 +11,6 @@ from paceline.worker.exchange.grants import Grant
 from paceline.worker.joined_run import JoinedRun
 from paceline.worker.schedules import Schedules
 from paceline.worker.script_state import KeptState
-from paceline.worker.step_exchange import fields_of
 from paceline.worker.telemetry import Telemetry
 from paceline.worker.training_view import TrainingView
 
@@ -59,7 +58,13 @@ class LeasedData:
     # --- leases -----------------------------------------------------------------------------------
 
     def take(
-        self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
+        self,
+        epoch: int,
+        limit: int,
+        *,
+        wait: bool,
+        give_back: Sequence[int],
+        order: tuple[str, str] | None = None,
     ) -> Grant:
         """Leases from the lead server."""
         run, account = self._joined(), self._account
@@ -76,12 +81,12 @@ class LeasedData:
             give_back = [*give_back, *self._without_step(run, epoch, wait=wait)]
         version = client.version
         with run.exchange.lock:
-            more = fields_of(account.take_skipped())
-            if order:
-                more["order"] = [*order]
+            report = account.take_skipped()
             # The end of its epoch: batches that got no step yet (accumulation) must not hold it up.
             carry = account.all_leases() if wait else ()
-            grant = client.take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more)
+            grant = client.take(
+                epoch, limit, wait=wait, give_back=give_back, carry=carry, report=report, order=order
+            )
         run.memory.follow_switch(run.sides)
         if client.version != version:
             self._catch_up(run)

@@ -37,7 +37,13 @@ class LeaseSource(Protocol):
     """Where leases come from and where used ones are noted."""
 
     def take(
-        self, epoch: int, limit: int, *, wait: bool, give_back: Sequence[int], order: Sequence[str] = ()
+        self,
+        epoch: int,
+        limit: int,
+        *,
+        wait: bool,
+        give_back: Sequence[int],
+        order: tuple[str, str] | None = None,
     ) -> Grant:
         """Leases, or the news that the epoch is over.
 
@@ -335,7 +341,9 @@ class LeasedLoader(_Prepared):
         order = (self._orders.fingerprint(epoch), self._orders.name)
         return self._take(epoch, wait=False, order=order)
 
-    def _take(self, epoch: int, *, wait: bool, limit: int = _TAKE, order: Sequence[str] = ()) -> bool:
+    def _take(
+        self, epoch: int, *, wait: bool, limit: int = _TAKE, order: tuple[str, str] | None = None
+    ) -> bool:
         """Get leases; False when the epoch is over."""
         unused, self._unused = self._unused, []
         grant = self._source.take(epoch, limit, wait=wait, give_back=unused, order=order)

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.comm import Kind, Region
+from paceline.comm import Region
 from paceline.exceptions import UsageError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Lane
 from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
+from paceline.worker.exchange.run_news import new_assign, new_pull
 from paceline.worker.host_mirror import HostMirror
 from paceline.worker.optimizer_side import OptimizerSide
 from paceline.worker.parameter_space import ParameterSpace
@@ -169,7 +170,7 @@ class ModelMemory:
         self._space.write_to(self.views.slot)
         self._space.check_finite(self.views.slot, "when it was assigned or loaded")
         self.to_host()
-        self._client.exchange(Kind.ASSIGN)
+        self._client.exchange(new_assign())
 
     def rebind(self) -> None:
         """After an assign or a pull: let the model have what the servers answered."""
@@ -182,7 +183,7 @@ class ModelMemory:
         stays as it is."""
         self._await_slices()
         fetched, version = self.views.base.clone(), self._client.version
-        self._client.exchange(Kind.PULL)
+        self._client.exchange(new_pull())
         self.follow_switch(sides)
         self._client.settle()
         self.from_host()

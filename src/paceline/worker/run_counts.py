@@ -17,20 +17,22 @@ class RunCounts:
         self._news = news
         self._hears_run = group is None or group.is_root
         self._counts_samples = counts_samples
-        self._samples = int(news.welcome.get("samples", 0))
+        self._samples = news.welcome.samples or 0
         """Samples of the run, as this worker was told last."""
         self._together = 0
         """Updates that its group has made by itself."""
-        self._done: int | None = news.welcome.get("done")
+        self._done = news.welcome.done
 
     def samples(self) -> int:
         """Samples of the run's updates so far."""
-        return int(self._news.last_admit.get("samples", self._samples))
+        last = self._news.last_admit
+        return self._samples if last is None or last.samples is None else last.samples
 
     def done(self) -> int | None:
         """Samples of all epochs that are through; None if the run does not count them."""
-        if self._hears_run:
-            self._done = self._news.last_admit.get("done", self._done)
+        last = self._news.last_admit
+        if self._hears_run and last is not None and last.done is not None:
+            self._done = last.done
         return self._done  # a member is where its root is, also if it has heard more by itself
 
     def told_by_root(self, version: int, samples: int, done: int | None) -> None:
@@ -50,5 +52,5 @@ class RunCounts:
     def reached(self) -> tuple[int, int]:
         """Version and samples of the run that this worker's parameters have, as far as it knows."""
         if self._news.mode.serverless:  # members other than the root hear nothing from the servers
-            return int(self._news.welcome["version"]) + self._together, self._samples
-        return self._news.version, self._news.last_admit.get("samples", self._samples)
+            return (self._news.welcome.version or 0) + self._together, self._samples
+        return self._news.version, self.samples()

@@ -24,6 +24,7 @@ from paceline.worker.epochs import EpochCounter, RemainingEpochs, check_has_epoc
 from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.encoders import lay_out, without_momentum
 from paceline.worker.exchange.entry import Adopted, Entry, ModelOffer
+from paceline.worker.exchange.sample_report import SampleReport
 from paceline.worker.gathered_values import Collectives
 from paceline.worker.joined_run import JoinedRun, ScriptPart
 from paceline.worker.leased_data import LeasedData
@@ -45,7 +46,6 @@ from paceline.worker.script_optimizer import (
     pack_state,
     stop_exchanging,
 )
-from paceline.worker.step_exchange import fields_of
 from paceline.worker.steppers import runs_here, served_optimizer
 from paceline.worker.telemetry import Telemetry
 from paceline.worker.training_view import TrainingView
@@ -562,10 +562,8 @@ class RunSession(Session):
         if run.group is not None:
             run.group.close()
         self._lane.enter(Phase.IDLE)
-        last = fields_of(self._account.take_skipped(ending=True))
-        if logged := self._account.take_logged():
-            last["logged"] = logged
-        run.client.bye(last)
+        last = self._account.take_skipped(ending=True)
+        run.client.bye(last + SampleReport(logged=self._account.take_logged()))
 
 
 def _whole(samples: Any) -> int:

@@ -3,22 +3,23 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from paceline.comm import Kind
-from paceline.params import settings_of
-from paceline.worker.account import Account, Skipped
+from paceline.comm.worker_messages import PushMessage
+from paceline.core.json_types import JsonObject
+from paceline.params import GroupSettings, as_json, settings_of
+from paceline.worker.account import Account
 from paceline.worker.exchange.client import Client
 from paceline.worker.exchange.encoders import follow_settings
-from paceline.worker.exchange.server_links import Body
+from paceline.worker.exchange.run_news import new_pull, new_push
+from paceline.worker.exchange.sample_report import SampleReport
 from paceline.worker.model_memory import ModelMemory
 from paceline.worker.optimizer_side import OptimizerSide
 from paceline.worker.steppers import Request, follows_rate
 from paceline.worker.telemetry import Telemetry
 
-__all__ = ["StepExchange", "fields_of"]
+__all__ = ["StepExchange"]
 
 
 class StepExchange:
@@ -47,18 +48,19 @@ class StepExchange:
         self._traffic = telemetry.traffic
         self._norms = telemetry.norms
         self._tells_norms = tells_norms
-        self._sent_settings: list[list[Any]] = []
+        self._sent_settings: list[list[object]] = []
         """Values of all optimizers' settings, as the servers have them."""
 
     def answer(self, side: OptimizerSide, request: Request) -> None:
         """Answer a stepper's request."""
         client, memory = self._client, self._memory
-        body: Body = {}
         if request.push:
-            body = self._push_body(side, request)
+            push = self._push(side, request)
             if request.carries == "slot":
                 memory.to_host(side)
-        client.exchange(Kind.PUSH if request.push else Kind.PULL, fetch=request.fetch, **body)
+            client.exchange(push, fetch=request.fetch)
+        else:
+            client.exchange(new_pull(), fetch=request.fetch)
         self._traffic.exchanged(client, memory.mode, request, side.layout)
         memory.follow_switch(self._sides)
         if request.fetch:
@@ -77,51 +79,41 @@ class StepExchange:
         """The servers' settings were replaced by a state that was loaded."""
         self._sent_settings = []
 
-    def _push_body(self, side: OptimizerSide, request: Request) -> Body:
-        leases, samples = self._account.cover(this_step=request.covers_step)
-        body: Body = {}
-        if samples:
-            body["samples"] = samples
-        if leases:
-            body["leases"] = leases
+    def _push(self, side: OptimizerSide, request: Request) -> PushMessage:
+        push = new_push()
+        leases, push.samples = self._account.cover(this_step=request.covers_step)
+        push.leases = tuple(leases)
         if len(self._sides) > 1:
-            body |= self._facts_of(side, samples)
+            self._name_optimizer(push, side)
         if self._settings_changed():
-            body["settings"] = _without_kernel_choice(
-                [group for each in self._sides for group in settings_of(each.served)]
-            )
-        if request.missing:
-            body["missing"] = [side.tensors[i] for i in request.missing]
-        if not request.finite:
-            body["void"] = True
-        if request.carries != "slot":
-            body["carries"] = request.carries
-        elif request.finite and (self._tells_norms or self._norms.due):
-            body["norm"] = self._norms.measured(side.stepper.slot_norm)
-        if refused := self._account.take_refused():
-            body["refused"] = refused
-        if logged := self._account.take_logged():
-            body["logged"] = logged
+            groups = [group for each in self._sides for group in settings_of(each.served)]
+            push.settings = tuple(map(_without_kernel_choice, groups))
+        push.missing = tuple(side.tensors[i] for i in request.missing)
+        push.void, push.carries = not request.finite, request.carries
+        if request.carries == "slot" and request.finite and (self._tells_norms or self._norms.due):
+            push.norm = self._norms.measured(side.stepper.slot_norm)
+        push.refused = tuple(self._account.take_refused())
+        report = SampleReport(logged=self._account.take_logged())
         if request.covers_step:  # else it may be another thread's, and the account is this one's
-            body |= fields_of(self._account.take_skipped())
-        return body
+            report += self._account.take_skipped()
+        report.complete(push)
+        return push
 
-    def _facts_of(self, side: OptimizerSide, samples: int) -> Body:
-        """What a push says about its optimizer, where there are several."""
-        facts: Body = {"optimizer": side.index} if side.index else {}
-        if side.weight != samples:
-            facts["weight"] = side.weight
+    def _name_optimizer(self, push: PushMessage, side: OptimizerSide) -> None:
+        """Say which optimizer a push is of, where there are several."""
+        push.optimizer = side.index
+        if side.weight != push.samples:
+            push.weight = side.weight
         side.weight = 0
         # Local steps began from what this optimizer fetched; another one may have fetched since.
         if self._memory.mode.local and self._memory.mode.spare is None:
-            facts["read_version"] = side.version
-        return facts
+            push.read_version = side.version
 
     def _settings_changed(self) -> bool:
         """Whether a setting differs from what was sent last. Every step asks, so it must be cheap."""
         sides, encoders = self._sides, self._client.payloads.encoders
         if encoders is not None and encoders.spec.has_momentum:
-            encoders.use_momentum([group for side in sides for group in side.optimizer.param_groups])
+            encoders.use_momentum([g["momentum"] for side in sides for g in side.optimizer.param_groups])
             for side in sides:
                 follow_settings(side.served, side.optimizer)
         for side in sides:
@@ -140,13 +132,6 @@ class StepExchange:
         return True
 
 
-def fields_of(skipped: Skipped) -> Body:
-    """Skipped batches as fields of a message to the servers."""
-    if not skipped:
-        return {}
-    return {"skipped": skipped.leases, "skipped_samples": skipped.unleased}
-
-
-def _without_kernel_choice(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_kernel_choice(group: GroupSettings) -> JsonObject:
     """What OptimizerSpec chose for `fused` on the servers stays."""
-    return [{k: v for k, v in group.items() if k not in ("fused", "foreach")} for group in settings]
+    return {name: as_json(value) for name, value in group.items() if name not in ("fused", "foreach")}

@@ -80,19 +80,23 @@ class TrainingView:
 
     def progress(self) -> dict[str, int]:
         """How far the run is (updates and samples applied), and this worker's own steps."""
-        known = {"version": 0, "clock": self.clock}
-        if self._news is not None:
-            known = {"version": self._news.version, **self._news.last_admit, "clock": self.clock}
-        return {name: int(known[name]) for name in ("version", "samples", "clock") if name in known}
+        if self._news is None:
+            return {"version": 0, "clock": self.clock}
+        last = self._news.last_admit
+        known = {"version": self._news.version if last is None else last.version}
+        if last is not None and last.samples is not None:
+            known["samples"] = last.samples
+        return {**known, "clock": self.clock}
 
     def run_progress(self) -> RunProgress | None:
         """See `paceline.progress`; None before this worker has joined."""
         if self._news is None:
             return None
+        last = self._news.last_admit
         updates, samples = self.reached()
         planned = None if self.epochs is None else self.epochs.planned
         return RunProgress(
-            updates=max(updates, int(self._news.last_admit.get("version", 0))),
+            updates=max(updates, 0 if last is None else last.version),
             samples=samples,
             epoch=max(self.epoch, self.start),
             fraction=fraction_done(self.place(), planned),
@@ -113,7 +117,8 @@ class TrainingView:
 
     def has_others(self) -> bool:
         """Whether there are other workers."""
-        return self._settings.world_size > 1 or (self._news is not None and "others" in self._news.last_admit)
+        last = None if self._news is None else self._news.last_admit
+        return self._settings.world_size > 1 or (last is not None and last.others)
 
     def follows(self) -> bool:
         """Whether the workers' steps are not the run's."""

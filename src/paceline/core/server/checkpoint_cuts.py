@@ -15,11 +15,13 @@ from paceline.core.decider import Decider
 from paceline.core.sequencer import Sequencer
 from paceline.core.server.lead_actions import (
     AbandonCheckpoint,
+    AdmitNotes,
     CommitCheckpoint,
     Notes,
     OpenCheckpoint,
     OutgoingActions,
     Tell,
+    WelcomeNotes,
     WriteLog,
 )
 from paceline.core.server.lead_reports import SaveCut, SaveEnded
@@ -117,7 +119,7 @@ class CheckpointCuts:
     def _is_periodic(self, version: int) -> bool:
         return self._every > 0 and version % self._every == 0
 
-    def announce(self, worker: int, notes: Notes) -> None:
+    def announce(self, worker: int, notes: AdmitNotes | WelcomeNotes) -> None:
         """allreduce: tell the root that the version which it makes next is to be kept. It then sends its
         parameters along, and tells its group, so that all parts are of one moment."""
         if not self._present.mode.serverless or self._making is not None:

@@ -8,9 +8,9 @@ that position get no answer from this server.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.core.events import Event
+from paceline.core.json_types import Json
 from paceline.core.layout import Layout
 from paceline.core.modes.mode_spec import ModeSpec
 from paceline.core.placement import Placement
@@ -141,7 +141,7 @@ class FollowerMachine:
                 skipped.append(request)
         return skipped
 
-    def know(self, state: Any, records: Any) -> None:
+    def know(self, state: Json, records: Json) -> None:
         """Know what the leader's decider knows now, from JSON. Raises FrameError."""
         if self.standby is not None:
             self.standby.begin_here(state, records)

@@ -1,10 +1,12 @@
 """Actions: what the leader's process does about the decisions of the LeadMachine, in this order."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.core.collective_calls import Values
 from paceline.core.events import Event
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.leases import Lease
+from paceline.core.notes import AdmitNotes, GrantNotes, Notes, WelcomeNotes
 from paceline.core.placement import Placement
 from paceline.core.server.lead_reports import LeaderReport
 from paceline.core.steps import Steps
@@ -15,9 +17,11 @@ __all__ = [
     "AbandonCheckpoint",
     "Action",
     "Actions",
+    "AdmitNotes",
     "CommitCheckpoint",
     "EndFollower",
     "FailRun",
+    "GrantNotes",
     "LeaveBehind",
     "Notes",
     "OpenCheckpoint",
@@ -31,12 +35,9 @@ __all__ = [
     "Tell",
     "TellUser",
     "Welcome",
+    "WelcomeNotes",
     "WriteLog",
 ]
-
-Notes = dict[str, Any]
-"""What a reply tells a worker beside its answer, as fields of the message: progress, a new mode or placement,
-whether the worker is to leave, to stop or to send its part of a checkpoint."""
 
 
 class Order(NamedTuple):
@@ -56,7 +57,7 @@ class SendGrant(NamedTuple):
     leases: tuple[Lease, ...]
     over: bool
     """Whether there are no more of its epoch."""
-    notes: Notes
+    notes: GrantNotes
 
 
 class SendVerdict(NamedTuple):
@@ -78,7 +79,7 @@ class Welcome(NamedTuple):
     """Answer a worker that attached: it may begin."""
 
     worker: int
-    notes: Notes
+    notes: WelcomeNotes
 
 
 class Tell(NamedTuple):
@@ -120,7 +121,7 @@ class TakeIn(NamedTuple):
     """Number of each worker's last request that is answered before this position."""
     placement: Placement
     """The placement before the server's first one: it says which servers send it slices."""
-    decider: Any
+    decider: Json
     """State of the decider as JSON; None without replicas."""
     records: tuple[Applied, ...] = ()
     """Records of applied pushes that are in this state, and that the leader has not written yet."""
@@ -143,7 +144,7 @@ class OpenCheckpoint(NamedTuple):
 
     version: int
     directory: str
-    lead: dict[str, Any]
+    lead: JsonObject
     """The leader's state in the checkpoint, as JSON."""
 
 

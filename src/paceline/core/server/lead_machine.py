@@ -12,7 +12,7 @@ After the actions of an input are performed, `settle` answers whatever has becom
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from paceline.core.decider import Decider
 from paceline.core.events import (
@@ -29,10 +29,12 @@ from paceline.core.events import (
     StopEarly,
     Verdicts,
 )
+from paceline.core.json_types import JsonObject
 from paceline.core.layout import Layout
 from paceline.core.leases import Lease
 from paceline.core.modes import ModeSpec, Rounds
 from paceline.core.modes.lbfgs import Answer
+from paceline.core.notes import AdmitNotes, GrantNotes, Notes
 from paceline.core.out_of_step import mixed_round
 from paceline.core.placement import Placement
 from paceline.core.placement_changes import PlacementChanges
@@ -43,7 +45,6 @@ from paceline.core.server.deadlines import Deadlines
 from paceline.core.server.follower_machine import FollowerMachine
 from paceline.core.server.lead_actions import (
     Actions,
-    Notes,
     OutgoingActions,
     SendAnswer,
     SendGrant,
@@ -79,6 +80,8 @@ __all__ = ["LEASES_AT_ONCE", "LeadMachine"]
 
 LEASES_AT_ONCE = 8
 """Maximum number of leases that a worker is granted by one reply."""
+
+_Where = JsonObject | None
 
 
 class LeadMachine:
@@ -203,7 +206,7 @@ class LeadMachine:
     # --- workers that come and go -----------------------------------------------------------------
 
     def attach(
-        self, worker: int, incarnation: int, now: float, *, needs_fates: bool = False, listens: Any = None
+        self, worker: int, incarnation: int, now: float, *, needs_fates: bool = False, listens: _Where = None
     ) -> Actions:
         """A worker attached.
 
@@ -376,7 +379,7 @@ class LeadMachine:
 
     # --- what workers are told --------------------------------------------------------------------
 
-    def admitted(self, worker: int, version: int, now: float) -> Notes:
+    def admitted(self, worker: int, version: int, now: float) -> AdmitNotes:
         """The order answers a worker's request. Returns what the answer tells it."""
         notes = self._notes.admit(worker, version)
         self.waits.owed.discard(worker)
@@ -403,7 +406,7 @@ class LeadMachine:
 
     def _grant(self, worker: int, leases: tuple[Lease, ...], over: bool, now: float) -> None:
         self.waits.taking.discard(worker)
-        notes: Notes = {"version": self.decider.version}
+        notes: GrantNotes = {"version": self.decider.version}
         self._reply_with(worker, notes, now)
         self._out.put(SendGrant(worker, leases, over, notes))
 
@@ -455,7 +458,7 @@ class LeadMachine:
 
     # --- what comes of executed steps -------------------------------------------------------------
 
-    def reduced(self, number: int, norms: Iterable[Any]) -> Actions:
+    def reduced(self, number: int, norms: Iterable[tuple[int, float]]) -> Actions:
         """A server has done the first half of an update. When all have, the second half is ordered."""
         self.order.reduced(number, norms)
         return self._out.take()
@@ -490,7 +493,7 @@ class LeadMachine:
         self.placer.followers.add(server)
         return self._out.take()
 
-    def newcomer_came(self, server: int, address: dict[str, Any]) -> None:
+    def newcomer_came(self, server: int, address: JsonObject) -> None:
         """A server came to a run that goes on, and is being told of the model."""
         self.placer.newcomer(server, address)
 

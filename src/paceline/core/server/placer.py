@@ -3,9 +3,8 @@
 It follows servers that die, come and go. What it decides becomes a PlaceStep in the run's order.
 """
 
-from typing import Any
-
 from paceline.core.decider_state import decider_state_to_json
+from paceline.core.json_types import JsonObject
 from paceline.core.placement import Placement
 from paceline.core.placement_changes import PlacementChanges
 from paceline.core.server.accusations import Accusations
@@ -65,7 +64,7 @@ class Placer:
 
     # --- servers that come ------------------------------------------------------------------------
 
-    def newcomer(self, server: int, address: dict[str, Any]) -> None:
+    def newcomer(self, server: int, address: JsonObject) -> None:
         """A server came to a run that goes on. It is being told of the model."""
         self._changes.newcomers[server] = address
 

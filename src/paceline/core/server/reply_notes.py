@@ -5,12 +5,12 @@ of its end with the next reply that it gets anyway.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from paceline.core.decider import Decider
+from paceline.core.json_types import JsonObject
 from paceline.core.placement_changes import PlacementChanges
 from paceline.core.server.checkpoint_cuts import CheckpointCuts
-from paceline.core.server.lead_actions import Notes
+from paceline.core.server.lead_actions import AdmitNotes, Notes, WelcomeNotes
 from paceline.core.server.lead_settings import LeadSettings
 from paceline.core.server.present import Present
 
@@ -36,10 +36,10 @@ class ReplyNotes:
         """Workers that have not been told of the present mode."""
         self._need_fates: set[int] = set()
         """Workers that must be told which of their pushes were applied."""
-        self._listens: dict[int, Any] = {}
+        self._listens: dict[int, JsonObject] = {}
         """Where the roots of groups listen for their members."""
 
-    def attached(self, worker: int, *, needs_fates: bool, listens: Any) -> None:
+    def attached(self, worker: int, *, needs_fates: bool, listens: JsonObject | None) -> None:
         """A worker attached; see `LeadMachine.attach`."""
         (self._need_fates.add if needs_fates else self._need_fates.discard)(worker)
         if listens is not None:
@@ -57,10 +57,10 @@ class ReplyNotes:
         """The run goes on in another mode, which these workers do not know yet."""
         self._mode_unknown = set(workers)
 
-    def welcome(self, worker: int) -> Notes:
+    def welcome(self, worker: int) -> WelcomeNotes:
         """For a worker that has attached."""
         decider, present = self._decider, self._present
-        notes: Notes = {"version": decider.version, "mode": str(present.mode)}
+        notes: WelcomeNotes = {"version": decider.version, "mode": str(present.mode)}
         self._add_progress(notes)
         if decider.groups:
             notes["group"] = self._listens.get(decider.groups.root_of(worker))
@@ -72,9 +72,9 @@ class ReplyNotes:
         notes["placement"] = present.placement.to_json()
         return notes
 
-    def admit(self, worker: int, version: int) -> Notes:
+    def admit(self, worker: int, version: int) -> AdmitNotes:
         """For a worker whose request the order answers."""
-        notes: Notes = {"version": version}
+        notes: AdmitNotes = {"version": version}
         self._add_progress(notes)
         self.add(worker, notes)
         self._cuts.announce(worker, notes)
@@ -82,7 +82,7 @@ class ReplyNotes:
             fates = self._decider.pushes.fates
             notes["settled"] = fates.settled(worker)
             if unapplied := fates.unapplied.get(worker):
-                notes["unapplied"] = unapplied
+                notes["unapplied"] = tuple(unapplied)
         return notes
 
     def add(self, worker: int, notes: Notes) -> None:
@@ -97,7 +97,7 @@ class ReplyNotes:
         self._changes.inform(worker, self._present.placement, notes)
         self._cuts.flag(worker, notes)
 
-    def _add_progress(self, notes: Notes) -> None:
+    def _add_progress(self, notes: AdmitNotes | WelcomeNotes) -> None:
         """How far the run is, for the script and its schedulers."""
         decider = self._decider
         notes["samples"] = decider.totals.samples

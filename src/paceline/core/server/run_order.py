@@ -5,7 +5,6 @@ update is half done, and inserts checkpoints behind updates. What may be execute
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from paceline.core.decider import Decider
 from paceline.core.events import Answered, Event, Push
@@ -115,7 +114,7 @@ class RunOrder:
             self.log.extend(steps)
             self._out.put(Order(steps, events, held or []))
 
-    def reduced(self, number: int, norms: Iterable[Any]) -> None:
+    def reduced(self, number: int, norms: Iterable[tuple[int, float]]) -> None:
         """A server has done the first half of an update. When all have, the second half is ordered."""
         assert self._present.layout is not None
         slices = len(self._present.layout.slices)

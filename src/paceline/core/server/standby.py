@@ -7,11 +7,11 @@ decider's state as it is.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.core.decider import Decider
 from paceline.core.decider_state import decider_state_from_json
 from paceline.core.events import Event, Push, event_from_json, event_to_json
+from paceline.core.json_types import Json
 from paceline.core.steps import CommitStep, Steps
 from paceline.core.totals import Applied
 from paceline.exceptions import FrameError
@@ -38,7 +38,7 @@ class Standby:
         self.gone: dict[int, tuple[int, bool]] = {}
         """Workers whose links have ended: the incarnation, and whether its script had ended."""
 
-    def begin_here(self, state: Any, records: Any) -> None:
+    def begin_here(self, state: Json, records: Json) -> None:
         """Know what the leader knows now, from JSON. Raises FrameError."""
         self.decider.load_state(decider_state_from_json(state))
         self.held = []
@@ -54,12 +54,12 @@ class Standby:
         self.held += held
 
 
-def records_to_json(records: Sequence[Applied]) -> Any:
+def records_to_json(records: Sequence[Applied]) -> Json:
     """Records of applied pushes that the leader has not written yet."""
     return [[record.version, event_to_json(record.push), record.staleness] for record in records]
 
 
-def records_from_json(data: Any) -> list[Applied]:
+def records_from_json(data: Json) -> list[Applied]:
     """The inverse of `records_to_json`. Raises FrameError."""
     found = []
     for each in data if isinstance(data, list) else [data]:

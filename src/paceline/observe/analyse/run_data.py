@@ -1,18 +1,20 @@
 """A run's tables, read back: while it runs, after its end, or after it was killed."""
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.json_types import JsonObject
 from paceline.observe.record.parquet_files import read_parquet
 from paceline.observe.record.phase import PHASES
-from paceline.observe.record.run_files import read_events, read_record, read_status, unix_time
+from paceline.observe.record.run_files import AskedFor, read_events, read_record, read_status, unix_time
 from paceline.observe.record.status import RunStatus
 from paceline.observe.record.tables import ROLES, TABLES, Table, columns, read_raw
 from paceline.observe.record.thinning import pushes_thinning
@@ -56,14 +58,18 @@ class RunData:
         """What could not be read, for people."""
 
     @functools.cached_property
-    def record(self) -> dict[str, Any]:
-        """run.json: what was asked for."""
-        return self._read_json("run.json", read_record)
+    def record(self) -> AskedFor:
+        """run.json: what was asked for; empty if it cannot be read."""
+        with self._lacking("run.json"):
+            return read_record(self.path)
+        return {}
 
     @functools.cached_property
     def status(self) -> RunStatus:
         """status.json: where it stands."""
-        data = self._read_json("status.json", read_status)
+        data: JsonObject = {}
+        with self._lacking("status.json"):
+            data = read_status(self.path)
         try:
             return RunStatus.from_json({**data, "run_dir": str(self.path)})
         except ValueError as error:
@@ -71,13 +77,12 @@ class RunData:
             return RunStatus(run_dir=str(self.path))
 
     @functools.cached_property
-    def job(self) -> dict[str, Any]:
+    def job(self) -> JsonObject:
         """The job, as `Job.to_json()` made it."""
-        found: dict[str, Any] = self.record.get("job", {})
-        return found
+        return self.record.get("job", {})
 
     @functools.cached_property
-    def hyperparameters(self) -> dict[str, Any]:
+    def hyperparameters(self) -> JsonObject:
         """What a `paceline.Task` recorded; empty for a script's run."""
         found = self.record.get("task", {}).get("hyperparameters")
         return found if isinstance(found, dict) else {}
@@ -173,7 +178,7 @@ class RunData:
         return pd.DataFrame(found, columns=list(COLUMNS))
 
     @functools.cached_property
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[JsonObject]:
         """events.jsonl; a line that was cut short is left out."""
         return read_events(self.path, self._lacks)
 
@@ -265,12 +270,13 @@ class RunData:
                 found[column] = pd.Categorical.from_codes(found[column].astype(np.int8), list(words))
         return pd.DataFrame(found)
 
-    def _read_json(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _lacking(self, name: str) -> Iterator[None]:
+        """Context manager that notes a file which cannot be read."""
         try:
-            return read(self.path)
+            yield
         except (OSError, ValueError) as error:
             self._lacks(f"{name} cannot be read ({reason_of(error)[:80]})")
-            return {}
 
     def _lacks(self, text: str) -> None:
         if text not in self.missing:

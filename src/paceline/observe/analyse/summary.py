@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.observe.analyse import wording
 from paceline.observe.analyse.diagnosis import LOSSES, Diagnosis, diagnose, diagnose_run
@@ -14,6 +14,7 @@ from paceline.observe.analyse.facts import Facts, facts_of, mean_staleness
 from paceline.observe.analyse.run_data import RunData
 from paceline.observe.record.pace import pace_of
 from paceline.observe.record.status import RunStatus
+from paceline.storage.typed_json import checked
 
 __all__ = ["diagnosis_of", "key_figures", "known_facts", "summary_of"]
 
@@ -176,11 +177,23 @@ def _shares(diagnosis: Diagnosis) -> dict[str, float]:
     return {name: getattr(diagnosis, name) for name in ("computing", *LOSSES)}
 
 
+class _Place(TypedDict, total=False):
+    """The part of a planned role that a summary needs."""
+
+    host: str
+
+
+class _Places(TypedDict, total=False):
+    """The part of a run's plan that a summary needs."""
+
+    roles: list[_Place]
+
+
 def _cores(run: RunData) -> int | None:
     """Number of cores of the run's host; None if roles ran on other hosts."""
-    plan = run.record.get("plan")
-    with contextlib.suppress(AttributeError, TypeError):
-        if plan and any(role.get("host") != "localhost" for role in plan.get("roles", ())):
+    with contextlib.suppress(ValueError):
+        plan = checked(_Places, run.record.get("plan") or {})
+        if any(role.get("host") != "localhost" for role in plan.get("roles", [])):
             return None
     return os.cpu_count()
 

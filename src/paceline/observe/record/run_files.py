@@ -10,13 +10,22 @@ import io
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
+from paceline.core.json_types import JsonObject
 from paceline.storage.json_files import parse_json, read_object
 from paceline.storage.plain_files import read_bytes
 from paceline.storage.typed_json import checked
 
-__all__ = ["read_events", "read_record", "read_status", "read_summary", "unix_time"]
+__all__ = [
+    "AskedFor",
+    "EarlierStart",
+    "read_events",
+    "read_record",
+    "read_status",
+    "read_summary",
+    "unix_time",
+]
 
 _MOST_RECORD = 16 << 20
 _MOST_STATUS = 32 << 20
@@ -24,7 +33,7 @@ _MOST_EVENTS = 128 << 20
 _LONGEST_EVENT = 4 << 20
 
 
-class AskedJob(TypedDict, total=False):
+class _AskedJob(TypedDict, total=False):
     """What is shown of `Job.to_json()`. `Job.from_json` checks all of it."""
 
     script: str | None
@@ -39,38 +48,52 @@ class _Needed(TypedDict):
     """What every run.json has."""
 
     id: str
-    job: AskedJob
+    job: _AskedJob
     directory: str
 
 
-class AskedFor(_Needed, total=False):
-    """What is in run.json."""
+class EarlierStart(TypedDict, total=False):
+    """What was asked for until the run was resumed, and when that was."""
 
+    at: str
+    job: JsonObject | None
+    command: list[str] | None
+    versions: dict[str, str | None] | None
+
+
+class AskedFor(TypedDict, total=False):
+    """What is in run.json; `id`, `job` and `directory` in each that can be read."""
+
+    id: str
+    job: JsonObject
+    """`Job.to_json()`; `Job.from_json` checks it."""
+    directory: str
     created: str
     made: bool
     mode_defaults: int
-    plan: dict[str, Any] | None
+    plan: JsonObject | None
     """`Plan.to_json()`; `Plan.from_json` checks it."""
     command: list[str]
     versions: dict[str, str | None]
-    resumes: list[dict[str, Any]]
-    task: dict[str, Any]
+    resumes: list[EarlierStart]
+    task: JsonObject
 
 
-def read_record(run: Path) -> dict[str, Any]:
+def read_record(run: Path) -> AskedFor:
     """run.json.
 
     Raises:
         OSError, ValueError: it cannot be read, or is not a run's record.
     """
-    record = checked(AskedFor, read_object(run / "run.json", most=_MOST_RECORD))
-    for name in ("id", "directory"):
-        if "\0" in (text := str(record[name])):
+    data = read_object(run / "run.json", most=_MOST_RECORD)
+    needed = checked(_Needed, data)
+    for name, text in (("id", needed["id"]), ("directory", needed["directory"])):
+        if "\0" in text:
             raise ValueError(f"{name}: {text!r:.40} is not a name")
-    return dict(record)
+    return checked(AskedFor, data)
 
 
-def read_status(run: Path) -> dict[str, Any]:
+def read_status(run: Path) -> JsonObject:
     """status.json as it is: `RunStatus.from_json` checks the types.
 
     Raises:
@@ -79,7 +102,7 @@ def read_status(run: Path) -> dict[str, Any]:
     return read_object(run / "status.json", most=_MOST_STATUS)
 
 
-def read_events(run: Path, say: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+def read_events(run: Path, say: Callable[[str], None] = lambda _: None) -> list[JsonObject]:
     """events.jsonl: every event that has a time. A line that cannot be one is left out.
 
     Args:
@@ -105,18 +128,32 @@ def read_events(run: Path, say: Callable[[str], None] = lambda _: None) -> list[
     return found
 
 
-def unix_time(text: Any) -> float | None:
+def unix_time(text: object) -> float | None:
     """Of a time as these files have it; None if it is none."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(str(text)).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
 
 
-def read_summary(run: Path) -> dict[str, Any]:
+class SummaryDiagnosis(TypedDict):
+    """What limited the run, in its summary."""
+
+    limit: str
+    sentence: str
+    advice: str
+
+
+class RunSummary(TypedDict):
+    """What the command that ran it reads of summary.json."""
+
+    diagnosis: SummaryDiagnosis
+
+
+def read_summary(run: Path) -> RunSummary:
     """summary.json.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is not a JSON object.
+        OSError, ValueError: it cannot be read, or is not a run's summary.
     """
-    return read_object(run / "summary.json", most=_MOST_STATUS)
+    return checked(RunSummary, read_object(run / "summary.json", most=_MOST_STATUS))

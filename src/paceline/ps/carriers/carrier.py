@@ -2,13 +2,20 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from paceline.comm import Connection, Frame
 from paceline.comm.fence import Fence
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import (
+    AdmitReply,
+    AssignMessage,
+    AttachedReply,
+    AttachMessage,
+    PushMessage,
+)
 from paceline.observe.record.spans import Recorder
 from paceline.params import Layout
 from paceline.ps.carriers.link_thread import LinkThread
@@ -39,7 +46,7 @@ class Carrier(Protocol):
     has_thread: bool
     """Whether a thread of its own reads the link. Otherwise the server's hub reads it."""
 
-    def ready(self, message: dict[str, Any]) -> Fence | None:
+    def ready(self, message: PushMessage | AssignMessage) -> Fence | None:
         """When the push of this message is in `gradients`. None: it is there when its message is.
 
         Raises:
@@ -51,19 +58,20 @@ class Carrier(Protocol):
         """Slice by slice, the parameters that the last push brought instead of a gradient."""
         ...
 
-    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+    def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:
         """Answer the worker's ATTACH, with the parameters.
 
         Args:
+            reply: the carrier adds its own fields.
             owned: indices of the slices that this server answers for.
         """
         ...
 
-    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
+    def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
         """The worker may go on. Returns the copies to refresh before `end_reply`.
 
         Args:
-            body: of the ADMIT message.
+            reply: the carrier adds its own fields before it sends it.
             fetch: whether the worker gets fresh parameters with it.
         """
         ...
@@ -111,8 +119,9 @@ class Attaching:
 
     connection: Connection
     worker: int
-    frame: Frame
-    """Its ATTACH message."""
+    message: AttachMessage
+    descriptors: Sequence[int]
+    """File descriptors that came with the message."""
     layout: Layout
     shard: Shard
     on_device: DeviceParameters | None
@@ -122,8 +131,8 @@ class Attaching:
     """Whether the mode lets workers read the server's own memory."""
     sent_in_place: bool
     """Whether replies can be sent from the shard's own slices: no update writes to them meanwhile."""
-    groups_of: Callable[[dict[str, Any]], Collection[int] | None]
-    """The parameter groups that a push brings, read from its body; None: all. Raises FrameError."""
+    groups_of: Callable[[int], Collection[int] | None]
+    """The parameter groups of an optimizer, which its pushes bring; None: all. Raises FrameError."""
     release: Callable[[Connection], None]
     """Stops the server's hub reading a connection: from then on a thread of the carrier reads it."""
     post: Callable[[LinkThread, Frame | None, str], None]

@@ -3,14 +3,13 @@
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-from paceline.comm import Connection, Kind, Region
+from paceline.comm import Connection, Region
 from paceline.comm.device import FLAGS_BYTES, DeviceBlock, FlagFence, Flags
 from paceline.comm.fence import Fence
-from paceline.comm.frames import field
+from paceline.comm.worker_messages import AdmitReply, AssignMessage, AttachedReply, LinkResumed, PushMessage
 from paceline.exceptions import FrameError, LinkError
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.contributions import Copy, Gradients
@@ -42,12 +41,12 @@ class DeviceCarrier:
     def __init__(self, attaching: Attaching) -> None:
         if attaching.on_device is None:
             raise FrameError("a worker that shares a device, and the parameters are in host memory")
-        if len(attaching.frame.descriptors) != 1:
+        if len(attaching.descriptors) != 1:
             raise FrameError("a worker that shares a device attaches with its flags")
         self._connection = attaching.connection
         self._layout = attaching.layout
         self._memory: DeviceParameters = attaching.on_device
-        region = Region.attach(attaching.frame.descriptors[0], FLAGS_BYTES)
+        region = Region.attach(attaching.descriptors[0], FLAGS_BYTES)
         self._flags: Flags = self._memory.device.flags(region)
         region.close_descriptor()
         self._slot: DeviceBlock = self._memory.take()
@@ -55,8 +54,8 @@ class DeviceCarrier:
         self._shard = attaching.shard
         self.gradients = Gradients(self._slot.memory, self._layout, self._shard.slices)
         self.copy: Copy | None = None
-        self._untold: dict[str, Any] = {}
-        """Fields of the next message: memory that the worker has not been told of."""
+        self._untold_copy: str | None = None
+        """Handle of the copy's memory, until the worker has been told."""
         self._replies = self._pushes = 0
         self._closed = False
         self.read_in_place(attaching.in_place)
@@ -75,29 +74,33 @@ class DeviceCarrier:
             return
         if self._copy is None:
             self._copy = self._memory.take()
-            self._untold["copy"] = self._copy.handle.hex()
+            self._untold_copy = self._copy.handle.hex()
         self.copy = self._shard.copy_in(self._copy.memory)
 
-    def ready(self, message: dict[str, Any]) -> Fence | None:
+    def ready(self, message: PushMessage | AssignMessage) -> Fence | None:
         """See Carrier."""
-        self._pushes = field(message, "fence", int)
+        if message.fence is None:
+            raise FrameError("a push to a device without the number of its flag")
+        self._pushes = message.fence
         return FlagFence(self._flags, PUSHED, self._pushes)
 
     def pushed_parameters(self) -> Sequence[Tensor]:
         """See Carrier."""
         return self.gradients.flat
 
-    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+    def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:
         """See Carrier."""
-        handles = {"parameters": self._memory.handle.hex(), "gradients": self._slot.handle.hex()}
-        self._connection.send(Kind.ATTACHED, {**facts, **handles, **self._reply_fields()})
+        reply.parameters, reply.gradients = self._memory.handle.hex(), self._slot.handle.hex()
+        self._complete(reply)
+        self._connection.tell(reply)
         self.end_reply()
 
-    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
+    def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
         """See Carrier. The message overtakes the work, which the worker's device waits for: the server gives
         its work to the device while the worker prepares its next step."""
+        self._complete(reply)
         with contextlib.suppress(LinkError):  # it died meanwhile; its link says so by itself
-            self._connection.send(Kind.ADMIT, {**body, **self._reply_fields()})
+            self._connection.tell(reply)
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:
@@ -107,18 +110,18 @@ class DeviceCarrier:
         """See Carrier."""
         self._flags.raise_in_order(REPLIED, self._replies)
 
-    def _reply_fields(self) -> dict[str, Any]:
-        """What the worker's device waits for from this message on. `end_reply` raises the flag."""
+    def _complete(self, reply: AdmitReply | AttachedReply) -> None:
+        """Add what the worker's device waits for from this message on. `end_reply` raises the flag."""
         self._replies += 1
-        untold, self._untold = self._untold, {}
-        return {"fence": self._replies, **untold}
+        reply.fence = self._replies
+        reply.copy, self._untold_copy = self._untold_copy, None
 
     def skip(self) -> None:
         """See Carrier."""
 
     def resume(self, connection: Connection, received: int) -> None:
         """See Carrier."""
-        connection.send(Kind.RESUMED, {"received": self._connection.received})
+        connection.tell(LinkResumed(self._connection.received))
         self._connection.go_on(connection, received)
 
     def release(self) -> None:

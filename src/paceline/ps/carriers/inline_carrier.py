@@ -1,13 +1,13 @@
 """InlineCarrier: gradients and parameters travel over the link's own socket."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.comm import Connection
 from paceline.comm.fence import Fence
+from paceline.comm.worker_messages import AdmitReply, AssignMessage, AttachedReply, PushMessage
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.carriers.incoming_pushes import IncomingPushes
 from paceline.ps.carriers.link_thread import LinkThread, OutgoingSlices
@@ -35,10 +35,10 @@ class InlineCarrier:
         self.gradients = Gradients(self._received, layout, shard.slices)
         self.copy: Copy | None = None
         self._out = self._fit()
-        self._body: dict[str, Any] = {}
+        self._reply = AdmitReply(version=0)
         self._sends_slices = False
         """Whether the present reply brings slices."""
-        sends = attaching.frame.body.get("sends")
+        sends = attaching.message.sends
         pushes = IncomingPushes(
             attaching.connection,
             self._received,
@@ -76,7 +76,7 @@ class InlineCarrier:
         self.copy = [flat if i in owned else None for i, flat in enumerate(copy)]
         return OutgoingSlices(copy, shard.owned)
 
-    def ready(self, message: dict[str, Any]) -> Fence | None:
+    def ready(self, message: PushMessage | AssignMessage) -> Fence | None:
         """See Carrier."""
         return None
 
@@ -84,17 +84,18 @@ class InlineCarrier:
         """See Carrier."""
         return self.gradients.flat
 
-    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+    def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:
         """See Carrier."""
-        self.link.welcome({**facts, "owned": owned}, self._out)
+        reply.owned = tuple(owned)
+        self.link.welcome(reply, self._out)
 
-    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
+    def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
         """See Carrier."""
-        self._body = body
+        self._reply = reply
         self._sends_slices = fetch and bool(self._out.owned)
         if self._sends_slices:
             # With the memory that it is to be sent from: the next order may change that.
-            self.link.reply(body, self._out)
+            self.link.reply(reply, self._out)
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:
@@ -107,7 +108,7 @@ class InlineCarrier:
         if self._sends_slices:
             self.link.slice_ready(self._out.owned[-1])
         else:
-            self.link.reply(self._body, None)
+            self.link.reply(self._reply, None)
 
     def skip(self) -> None:
         """See Carrier."""

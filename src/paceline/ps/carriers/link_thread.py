@@ -7,13 +7,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from paceline.comm import Connection, Frame, Kind
-from paceline.comm.frames import field
 from paceline.comm.hub import refuse
+from paceline.comm.message_codec import body_of
+from paceline.comm.worker_messages import SENDS, AdmitReply, AttachedReply, LinkResumed
 from paceline.exceptions import FrameError, LinkError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Lane
@@ -37,7 +37,7 @@ class OutgoingSlices:
         self.owned = owned
 
 
-_Reply = tuple[dict[str, Any], OutgoingSlices | None]
+_Reply = tuple[AdmitReply, OutgoingSlices | None]
 """A message, and the parameters behind it if the worker wants them."""
 
 
@@ -89,17 +89,17 @@ class LinkThread:
 
     # --- for the main thread ----------------------------------------------------------------------
 
-    def reply(self, body: dict[str, Any], out: OutgoingSlices | None) -> None:
+    def reply(self, reply: AdmitReply, out: OutgoingSlices | None) -> None:
         """Answer the last request; with `out`, its slices follow by `slice_ready`."""
-        self._outbox.put((body, out))
+        self._outbox.put((reply, out))
 
     def slice_ready(self, position: int) -> None:
         """A slice of the reply can be sent. From any thread."""
         self._outbox.put(position)
 
-    def welcome(self, body: dict[str, Any], out: OutgoingSlices) -> None:
+    def welcome(self, reply: AttachedReply, out: OutgoingSlices) -> None:
         """Send the parameters to a worker that has just attached."""
-        self.connection.send(Kind.ATTACHED, body, [*self._whole(out, out.owned)])
+        self.connection.tell(reply, [*self._whole(out, out.owned)])
 
     def skip(self) -> None:
         """The last request gets no answer."""
@@ -149,7 +149,7 @@ class LinkThread:
         self._resume_next = None
         self.used += 1
         with contextlib.suppress(LinkError):  # it broke again, which is seen at the next frame
-            resume.connection.send(Kind.RESUMED, {"received": self.connection.received})
+            resume.connection.tell(LinkResumed(self.connection.received))
             self.connection.go_on(resume.connection, resume.received)
 
     def _serve_socket(self) -> str:
@@ -178,7 +178,7 @@ class LinkThread:
         elif frame.kind is Kind.PROBE:
             self.connection.send(Kind.PROBE)
         elif frame.kind is Kind.SENDS:
-            self._pushes.expect(field(frame.body, "slices", list))
+            self._pushes.expect(SENDS.read(frame.kind, frame.body).slices)
         elif frame.kind in (Kind.PUSH, Kind.ASSIGN, Kind.PULL):
             self._lane.enter(Phase.PUSH, self.worker)
             self._lane.carried(frame.payload_bytes)
@@ -203,24 +203,25 @@ class LinkThread:
         A worker that died may have sent more pushes before. They are on all servers or on none, so they
         are still read, each in its turn; only answers are sent no more.
         """
-        while isinstance(reply := self._next(), _Resume):
-            self._go_on(reply)
-        if not isinstance(reply, tuple):
+        while isinstance(found := self._next(), _Resume):
+            self._go_on(found)
+        if not isinstance(found, tuple):
             return  # the server is closing this link, or has nothing to say
-        body, out = reply
+        reply, out = found
         self._lane.enter(Phase.PULL, self.worker)
         before = self.connection.payload_sent
         positions = self._in_order(out) if out is not None else iter(())
         try:
             if out is None:
-                self.connection.send(Kind.ADMIT, body)
+                self.connection.tell(reply)
             elif self._differences is not None and not whole:
                 parts = [memoryview(self._differences.write(p, out.flats[p])) for p in positions]
-                self.connection.send(Kind.ADMIT, {**body, "sizes": [part.nbytes for part in parts]}, parts)
+                reply.sizes = tuple(part.nbytes for part in parts)
+                self.connection.tell(reply, parts)
             else:
                 # The header promises the size; the slices follow in order, as soon as the server has them.
                 views = [out.views[i] for i in out.owned]
-                self.connection.send_streamed(Kind.ADMIT, body, self._whole(out, positions), views)
+                self.connection.send_streamed(*body_of(reply), self._whole(out, positions), views)
         except LinkError:  # seen at the next frame; what is kept may be sent again when it is ready
             for _ in self._whole(out, positions) if out is not None else ():
                 pass

@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
-from paceline.comm import Kind, Region
+from paceline.comm import Region
 from paceline.comm.device import FlagWords, flags_bytes
+from paceline.comm.worker_messages import AdmitReply, AttachedReply
 from paceline.exceptions import LinkError
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.carriers.shared_carrier import SharedCarrier
@@ -26,18 +26,20 @@ class MirroredCarrier(SharedCarrier):
         super().__init__(attaching)
         self._shard = attaching.shard
         size = flags_bytes(len(attaching.layout.slices))
-        self._words = FlagWords(Region.attach(attaching.frame.descriptors[1], size))
+        self._words = FlagWords(Region.attach(attaching.descriptors[1], size))
         self._replies = 0
 
-    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+    def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:
         """See Carrier."""
-        super().welcome({**facts, "fence": self._replies}, owned)
+        reply.fence = self._replies
+        super().welcome(reply, owned)
 
-    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
+    def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
         """See Carrier."""
         self._replies += 1
+        reply.fence = self._replies
         with contextlib.suppress(LinkError):  # it died meanwhile; its link says so by itself
-            self._connection.send(Kind.ADMIT, {**body, "fence": self._replies})
+            self._connection.tell(reply)
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from paceline.comm.frames import field
 from paceline.exceptions import FrameError
 from paceline.ps.carriers.carrier import Attaching, Carrier
 from paceline.ps.carriers.device_carrier import DeviceCarrier
@@ -22,7 +21,7 @@ CARRIERS: dict[str, Callable[[Attaching], Carrier]] = {
 
 def make_carrier(attaching: Attaching) -> Carrier:
     """The carrier that an attaching worker asks for. FrameError if there is no such carrier."""
-    kind = field(attaching.frame.body, "carrier", str)
+    kind = attaching.message.carrier
     if kind not in CARRIERS:
         raise FrameError(f"carrier {kind!r:.40} is not known here; known: {', '.join(CARRIERS)}")
     return CARRIERS[kind](attaching)

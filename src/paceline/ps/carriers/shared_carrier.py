@@ -1,14 +1,13 @@
 """SharedCarrier: gradients and parameters lie in memory that a worker on this host shares with the server."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.comm import Connection, Kind, Region
+from paceline.comm import Connection, Region
 from paceline.comm.fence import Fence
-from paceline.comm.frames import field
+from paceline.comm.worker_messages import AdmitReply, AssignMessage, AttachedReply, LinkResumed, PushMessage
 from paceline.exceptions import FrameError
 from paceline.ps.carriers.carrier import Attaching
 from paceline.ps.contributions import Copy, Gradients
@@ -33,11 +32,11 @@ class SharedCarrier:
     def __init__(self, attaching: Attaching) -> None:
         self._connection = attaching.connection
         self._layout = attaching.layout
-        if len(attaching.frame.descriptors) != self.descriptors:
+        if len(attaching.descriptors) != self.descriptors:
             raise FrameError("a worker on this host attaches with its memory")
-        self._may_share = field(attaching.frame.body, "in_place", bool)
-        self._region = Region.attach(attaching.frame.descriptors[0], 2 * self._layout.nbytes)
-        self._body: dict[str, Any] = {}
+        self._may_share = attaching.message.in_place
+        self._region = Region.attach(attaching.descriptors[0], 2 * self._layout.nbytes)
+        self._reply = AdmitReply(version=0)
         self.gradients, self._own_copy = self._fit(attaching.shard)
         self.copy: Copy | None = self._own_copy
         self.read_in_place(attaching.in_place)
@@ -57,7 +56,7 @@ class SharedCarrier:
         """See Carrier. A worker whose model is on a GPU cannot read the server's memory."""
         self.copy = None if in_place and self._may_share else self._own_copy
 
-    def ready(self, message: dict[str, Any]) -> Fence | None:
+    def ready(self, message: PushMessage | AssignMessage) -> Fence | None:
         """See Carrier."""
         return None
 
@@ -65,13 +64,13 @@ class SharedCarrier:
         """See Carrier."""
         return [each for each in self._own_copy if each is not None]
 
-    def welcome(self, facts: dict[str, Any], owned: Sequence[int]) -> None:
+    def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:
         """See Carrier."""
-        self._connection.send(Kind.ATTACHED, facts)
+        self._connection.tell(reply)
 
-    def begin_reply(self, body: dict[str, Any], *, fetch: bool) -> Sequence[Copy]:
+    def begin_reply(self, reply: AdmitReply, *, fetch: bool) -> Sequence[Copy]:
         """See Carrier."""
-        self._body = body
+        self._reply = reply
         return (self.copy,) if fetch and self.copy is not None else ()
 
     def slice_ready(self, position: int) -> None:
@@ -79,14 +78,14 @@ class SharedCarrier:
 
     def end_reply(self) -> None:
         """See Carrier."""
-        self._connection.send(Kind.ADMIT, self._body)
+        self._connection.tell(self._reply)
 
     def skip(self) -> None:
         """See Carrier."""
 
     def resume(self, connection: Connection, received: int) -> None:
         """See Carrier."""
-        connection.send(Kind.RESUMED, {"received": self._connection.received})
+        connection.tell(LinkResumed(self._connection.received))
         self._connection.go_on(connection, received)
 
     def release(self) -> None:

@@ -7,6 +7,7 @@
 * `frame_threads.py`   FrameThreads: the threads that carry them.
 * `early_slices.py`    StagedPushes, EarlySlices: slices that leave during backward.
 * `grants.py`          Grant: leases; LeasesAhead: those that a worker asks for before it needs them.
+* `sample_report.py`   SampleReport: samples that no push accounts for.
 * `server_links.py`    ServerLinks: connections to the servers, their deadlines and resumption.
 * `placements.py`      Placements: which server holds which slices, now and next.
 * `link_carrier.py`    LinkCarrier: how payloads travel on a link. The server's end is in `ps/carriers/`.

@@ -8,23 +8,39 @@ they are or compressed. A PipelinedExchange (`pipeline.py`) lets them travel whi
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Kind
 from paceline.comm.device import SharedDevice
-from paceline.comm.frames import field
+from paceline.comm.message_codec import Catalogue
+from paceline.comm.worker_messages import (
+    CALL_REPLY,
+    GRANT,
+    VERDICT,
+    BuffersMessage,
+    CallMessage,
+    DetachMessage,
+    LeadNews,
+    LoadStateMessage,
+    SavedMessage,
+    TakeMessage,
+    VoteMessage,
+)
 from paceline.exceptions import LinkError
 from paceline.observe.record.phase import Phase
 from paceline.params import apart
 from paceline.worker.exchange.direct_exchange import DirectExchange
 from paceline.worker.exchange.grants import Grant, LeasesAhead
 from paceline.worker.exchange.pipeline import PipelinedExchange
-from paceline.worker.exchange.server_links import Body
+from paceline.worker.exchange.run_news import new_pull
+from paceline.worker.exchange.sample_report import NOTHING_TO_REPORT, SampleReport
 
 __all__ = ["Client", "blob_of"]
+
+R = TypeVar("R", bound=LeadNews)
 
 
 class Client:
@@ -99,59 +115,50 @@ class Client:
         wait: bool,
         give_back: Sequence[int] = (),
         carry: Sequence[int] = (),
-        more: Body | None = None,
+        report: SampleReport = NOTHING_TO_REPORT,
+        order: tuple[str, str] | None = None,
     ) -> Grant:
         """Leases of an epoch; with `wait` blocks until there are some or the epoch is over.
 
         Args:
             give_back: leases that this worker will not use.
             carry: leases it has used, whose gradient goes into a later push.
-            more: fields of the message: batches that were skipped, as in a push; the order of the epoch.
+            report: samples that no push accounts for.
+            order: fingerprint of the epoch's order of samples, and the name of its sampler.
         """
         if self._ahead is None:
-            return self._take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more or {})
-        grant, unused = self._ahead.collect(epoch, wait=wait, more=more or {})
+            message = TakeMessage(epoch=epoch, limit=limit, wait=wait, order=order)
+            return self._take(message, give_back, carry, report)
+        grant, unused = self._ahead.collect(epoch, wait=wait, report=report)
         if grant is None:
             if wait and len(self.links.each) > 1:
                 self.settle()  # parked at the lead, it could not tell that another server is late
             give_back = [*give_back, *unused]
-            more = self._ahead.take_unsaid()
-            grant = self._take(epoch, limit, wait=wait, give_back=give_back, carry=carry, more=more)
+            message = TakeMessage(epoch=epoch, limit=limit, wait=wait, order=order)
+            grant = self._take(message, give_back, carry, self._ahead.take_unsaid())
         self._ahead.ask(epoch, limit, grant)
         return grant
 
     def _take(
-        self,
-        epoch: int,
-        limit: int,
-        *,
-        wait: bool,
-        give_back: Sequence[int],
-        carry: Sequence[int],
-        more: Body,
+        self, message: TakeMessage, give_back: Sequence[int], carry: Sequence[int], report: SampleReport
     ) -> Grant:
-        links, lane = self.links, self.links.lane
-        body: Body = {"epoch": epoch, "limit": limit, "wait": wait}
-        if give_back:
-            body["give_back"] = list(give_back)
-        if carry:
-            body["carry"] = list(carry)
-        body |= more
-        if ready := self._exchange.get_ready():
-            body["ready"] = ready
+        links, lane, wait = self.links, self.links.lane, message.wait
+        message.give_back, message.carry = tuple(give_back), tuple(carry)
+        report.complete(message)
+        message.ready = self._exchange.get_ready()
         before, waited = time.perf_counter(), links.wait_s
         phase = lane.enter(Phase.WAIT if wait else Phase.LEASE)
         if links.replicated:
             self.numbers.takes += 1
-            body["n"] = self.numbers.takes
-        reply = self._exchange.ask_lead(Kind.TAKE, body, Kind.GRANT)
+            message.n = self.numbers.takes
+        reply = self._exchange.ask_lead(message, GRANT)
         self._blame(reply)
         lane.enter(phase)
         links.wait_s = waited + time.perf_counter() - before
         if self.news.hear_mode(reply):
             self._pull()  # into the memory of the new mode
         elif wait or self.news.mode.by_epoch:  # there, a worker that comes late may have missed the start
-            self._catch_up(field(reply, "version", int))
+            self._catch_up(reply.version)
         return Grant.of(reply)
 
     def _catch_up(self, version: int) -> None:
@@ -172,7 +179,7 @@ class Client:
             self._pull()
 
     def _pull(self) -> None:
-        self.exchange(Kind.PULL)
+        self.exchange(new_pull())
         self.settle()
 
     # --- votes and calls --------------------------------------------------------------------------
@@ -184,7 +191,7 @@ class Client:
             who: whose condition counts, see `paceline.should_stop`.
             wants: this worker's condition.
         """
-        self._ask_together(Kind.VOTE, {"who": who, "wants": wants}, Kind.VERDICT)
+        self._ask_together(VoteMessage(who=who, wants=wants, n=self._next_question()), VERDICT)
         return self.news.stop_due
 
     def call(self, place: str, value: str) -> list[str]:
@@ -193,19 +200,20 @@ class Client:
         Args:
             place: names it, the same on every worker.
         """
-        reply = self._ask_together(Kind.CALL, {"place": place, "value": value}, Kind.ANSWER)
-        return [str(each) for each in field(reply, "values", list)]
+        message = CallMessage(place=place, value=value, n=self._next_question())
+        return [*self._ask_together(message, CALL_REPLY).values]
 
-    def _ask_together(self, kind: Kind, body: Body, answer: Kind) -> Body:
+    def _next_question(self) -> int:
+        self.numbers.questions += 1
+        return self.numbers.questions
+
+    def _ask_together(self, message: VoteMessage | CallMessage, answer: Catalogue[R]) -> R:
         """Ask the lead a question that it may answer only when other workers have asked it, too."""
         links, lane = self.links, self.links.lane
-        self.numbers.questions += 1
-        body["n"] = self.numbers.questions
-        if ready := self._exchange.get_ready():
-            body["ready"] = ready
+        message.ready = self._exchange.get_ready()
         before, waited = time.perf_counter(), links.wait_s
         phase = lane.enter(Phase.WAIT)
-        reply = self._exchange.ask_lead(kind, body, answer)
+        reply = self._exchange.ask_lead(message, answer)
         self._blame(reply)
         lane.enter(phase)
         links.wait_s = waited + time.perf_counter() - before
@@ -214,16 +222,16 @@ class Client:
             self._pull()  # into the memory of the new mode
         return reply
 
-    def _blame(self, reply: Body) -> None:
+    def _blame(self, reply: LeadNews) -> None:
         """The lead says which worker it had to wait for, and how long."""
-        if "on" in reply:
-            self.links.lane.blame(field(reply, "on", int), field(reply, "held", float))
+        if reply.on is not None and reply.held is not None:
+            self.links.lane.blame(reply.on, reply.held)
 
     # --- state ------------------------------------------------------------------------------------
 
     def optimizer_state(self) -> list[dict[str, Tensor]]:
         """Parameters and optimizer state of all servers, by StateBook's keys."""
-        parts = self._exchange.ask_all(Kind.STATE, {})
+        parts = self._exchange.ask_state()
         return [parse_tensors(blob) if blob else {} for blob in parts]
 
     def load_optimizer_state(self, tensors: dict[str, Tensor], optimizer: int = 0) -> None:
@@ -236,12 +244,11 @@ class Client:
         self._exchange.get_ready()  # servers that are new need it, too
         numbers = self.numbers
         numbers.loads += 1
-        body = {"number": numbers.loads, **({"optimizer": optimizer} if optimizer else {})}
-        blob = save(tensors)  # not empty, whatever there is in it: an empty payload asks for the state
+        message, blob = LoadStateMessage(number=numbers.loads, optimizer=optimizer), save(tensors)
         for link in self.links.each:
-            self._exchange.send(link, Kind.STATE, body, [memoryview(blob)])
+            self._exchange.send(link, message, [memoryview(blob)])
         numbers.loading = True
-        self.exchange(Kind.PULL, fetch=False)
+        self.exchange(new_pull(), fetch=False)
         self.settle()
         numbers.loading = False
 
@@ -252,26 +259,25 @@ class Client:
             buffers: these are the present buffers alone, for workers that join; no part of a checkpoint.
         """
         blob = memoryview(blob_of(tensors))
-        body: Body = {"cut": cut} if cut else {}
-        if buffers:
-            body["buffers"] = True
+        message = BuffersMessage() if buffers else SavedMessage(cut)
         for link in self.links.each if self.links.replicated else [self.links.lead]:
-            self._exchange.send(link, Kind.SAVED, body, [blob])
+            self._exchange.send(link, message, [blob])
 
-    def bye(self, last: Body | None = None, *, comes_back: bool = False) -> None:
+    def bye(self, last: SampleReport = NOTHING_TO_REPORT, *, comes_back: bool = False) -> None:
         """Leave in order: the script has ended, or the run wanted it so.
 
         Args:
-            last: fields of the message: what no push has told.
+            last: samples that no push accounts for.
             comes_back: the script has not ended: it prepares more, and joins again.
         """
-        last = last or {}
         if self._ahead is not None:
             last = self._ahead.take_unsaid(last)
-        body = {"left": True} if self.news.leave_due or comes_back else last
+        message = DetachMessage(left=self.news.leave_due or comes_back)
+        if not message.left:
+            last.complete(message)
         for link in reversed(self.links.each):
             with contextlib.suppress(LinkError):
-                self._exchange.send(link, Kind.BYE, body)
+                self._exchange.send(link, message)
         self._exchange.close()
 
 

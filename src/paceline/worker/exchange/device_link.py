@@ -1,10 +1,18 @@
 """DeviceLink: payloads lie on a device that the server uses, too."""
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
-from paceline.comm import Connection, Frame, Kind, Region
+from paceline.comm import Connection, Region
 from paceline.comm.device import FLAGS_BYTES
-from paceline.comm.frames import Body, field
+from paceline.comm.worker_messages import (
+    AdmitReply,
+    AttachedReply,
+    AttachMessage,
+    OrderedMessage,
+    PullMessage,
+    SendsMessage,
+)
 from paceline.params import Slice
 from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.link_watch import LinkWatch
@@ -29,31 +37,36 @@ class DeviceLink:
         self._pushes = 0
         self._watch = LinkWatch(connection, lambda: self._flags.release(_REPLIED))
 
-    def offer(self) -> tuple[Body, Sequence[int]]:
+    def offer(self, message: AttachMessage) -> Sequence[int]:
         """See LinkCarrier."""
-        return {"carrier": "device"}, [self._region.fd]
+        message.carrier = "device"
+        return [self._region.fd]
 
-    def hear(self, kind: Kind, body: Body) -> None:
+    def hear(self, reply: AdmitReply | AttachedReply) -> None:
         """See LinkCarrier."""
-        self._memory.hear(body)
-        if "fence" in body:
-            self._flags.wait_in_order(_REPLIED, field(body, "fence", int))
+        if isinstance(reply, AttachedReply):
+            self._memory.hear(parameters=reply.parameters, gradients=reply.gradients)
+        self._memory.hear(copy=reply.copy)
+        if reply.fence is not None:
+            self._flags.wait_in_order(_REPLIED, reply.fence)
 
-    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> Body | None:
+    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> SendsMessage | None:
         """See LinkCarrier. The server sees all of the memory."""
         return None
 
     def write(
-        self, kind: Kind, message: Body, due: Collection[int] | None
-    ) -> tuple[Body, Sequence[memoryview]]:
+        self, message: OrderedMessage, due: Collection[int] | None
+    ) -> tuple[OrderedMessage, Sequence[memoryview]]:
         """See LinkCarrier."""
-        if kind is Kind.PULL:
+        if isinstance(message, PullMessage):
             return message, ()
         self._pushes += 1
         self._flags.raise_in_order(_PUSHED, self._pushes)
-        return {**message, "fence": self._pushes}, ()
+        return replace(message, fence=self._pushes), ()
 
-    def read(self, frame: Frame, into: Sequence[memoryview] | None = None) -> Iterator[int]:
+    def read(
+        self, reply: AdmitReply | AttachedReply, into: Sequence[memoryview] | None = None
+    ) -> Iterator[int]:
         """See LinkCarrier. The server has written them, or will have, in order."""
         return iter(())
 

@@ -25,11 +25,11 @@ class DeviceMemory:
         self.device = device
         self._blocks: dict[str, DeviceBlock] = {}
 
-    def hear(self, body: dict[str, str]) -> None:
-        """Open memory that a message names."""
-        for name in ("parameters", "gradients", "copy"):
-            if name in body:
-                self._blocks[name] = self.open(bytes.fromhex(body[name]))
+    def hear(self, **handles: str | None) -> None:
+        """Open memory that a message names: `parameters`, `gradients`, `copy`."""
+        for name, handle in handles.items():
+            if handle is not None:
+                self._blocks[name] = self.open(bytes.fromhex(handle))
 
     def open(self, handle: bytes) -> DeviceBlock:
         """Memory that the server has made."""

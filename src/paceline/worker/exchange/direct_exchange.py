@@ -3,27 +3,44 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from paceline.comm import Kind
-from paceline.comm.frames import field
+from paceline.comm.message_codec import Catalogue
+from paceline.comm.worker_messages import (
+    ADMIT,
+    ATTACHED,
+    AdmitReply,
+    AttachedReply,
+    AttachMessage,
+    LeaderQuestion,
+    LeadNews,
+    OrderedMessage,
+    PushMessage,
+    StateAsked,
+    ToServer,
+)
+from paceline.core.json_types import JsonObject
 from paceline.exceptions import FrameError, LinkError
 from paceline.observe.record.phase import Phase
 from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.placements import Placements
-from paceline.worker.exchange.run_news import RequestNumbers, RunNews
-from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
+from paceline.worker.exchange.run_news import RequestNumbers, RunNews, new_pull
+from paceline.worker.exchange.server_links import ServerLink, ServerLinks
 
 __all__ = ["DirectExchange"]
+
+N = TypeVar("N", bound=LeadNews)
+P = TypeVar("P", AdmitReply, AttachedReply)
 
 
 class DirectExchange:
     """Push, pull and assign, answered before they return. One thread at a time.
 
     Args:
-        greeting: more to say to the servers when attaching.
+        listens: where this worker, the root of a group, listens for its members; None: it is no root.
         spin_s: seconds to look for the lead's answer without sleeping.
         rest: called before this worker waits for servers.
     """
@@ -40,7 +57,7 @@ class DirectExchange:
         news: RunNews,
         numbers: RequestNumbers,
         *,
-        greeting: Body,
+        listens: JsonObject | None,
         spin_s: float,
         rest: Callable[[], object],
     ) -> None:
@@ -50,7 +67,7 @@ class DirectExchange:
         self.numbers = numbers
         self.memory = memory
         self._placements = placements
-        self._greeting = greeting
+        self._listens = listens
         self._spin_s = spin_s
         self._rest = rest
         self._unread: set[ServerLink] = set()
@@ -63,29 +80,30 @@ class DirectExchange:
         for link in reversed(self.links.each):
             self._attach(link)
             if link is not self.links.lead:
-                self._take_parameters(link, Kind.ATTACHED)
-        self.news.welcomed(self._take_parameters(self.links.lead, Kind.ATTACHED))
+                self._take_parameters(link, ATTACHED)
+        self.news.welcomed(self._take_parameters(self.links.lead, ATTACHED))
 
     def _attach(self, link: ServerLink) -> None:
-        offered, descriptors = link.carrier.offer()
-        body: Body = {
-            "fingerprint": self.memory.layout.fingerprint,
-            "incarnation": self.links.settings.incarnation,
-            "pid": os.getpid(),
-            "keeps": self.links.resumes,
-            **offered,
-            **self._greeting,
-        }
-        self.links.send(link, Kind.ATTACH, body, descriptors=descriptors)
+        message = AttachMessage(
+            fingerprint=self.memory.layout.fingerprint,
+            incarnation=self.links.settings.incarnation,
+            pid=os.getpid(),
+            keeps=self.links.resumes,
+            carrier="",
+            listens=self._listens,
+        )
+        descriptors = link.carrier.offer(message)
+        self.links.send(link, message, descriptors=descriptors)
         if self.links.resumes:
             link.connection.keep()
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def exchange(self, kind: Kind = Kind.PUSH, *, fetch: bool = True, **body: Any) -> None:
+    def exchange(self, message: OrderedMessage, *, fetch: bool = True) -> None:
         """Push what lies in the gradient memory, wait until admitted, have fresh parameters.
 
         Args:
+            message: see `new_push`, `new_pull`, `new_assign`.
             fetch: False leaves the parameters as they are.
         """
         links, lane = self.links, self.links.lane
@@ -93,9 +111,9 @@ class DirectExchange:
         ready = 0
         if self._unread or self._placements.announced is not None:
             ready = self.get_ready()
-        message = self.numbers.message(kind, body, fetch=fetch, version=self.news.version, ready=ready)
-        written = self.payloads.write(kind, message)
-        waits = kind is not Kind.PUSH or not self.news.mode.needs_memory
+        self.numbers.complete(message, fetch=fetch, version=self.news.version, ready=ready)
+        written = self.payloads.write(message)
+        waits = not isinstance(message, PushMessage) or not self.news.mode.needs_memory
         before = time.perf_counter()
         if waits:
             self._rest()
@@ -108,9 +126,9 @@ class DirectExchange:
                 lane.carried(sum(view.nbytes for view in views))
             if links.replicated:
                 with links.tolerate_loss(link):
-                    links.send(link, kind, message, views)
+                    links.send(link, message, views)
             else:
-                links.send(link, kind, message, views)
+                links.send(link, message, views)
         if waits:
             lane.enter(Phase.WAIT)
             if self._spin_s:
@@ -154,41 +172,42 @@ class DirectExchange:
                 continue
             try:
                 self._attach(link)
-                self._take_parameters(link, Kind.ATTACHED)
+                self._take_parameters(link, ATTACHED)
             except LinkError:
                 links.drop([link])
         self._placements.become_ready()
         return self._placements.ready
 
-    def ask_lead(self, kind: Kind, body: Body, answer: Kind) -> Body:
+    def ask_lead(self, question: LeaderQuestion, answer: Catalogue[N]) -> N:
         """Ask the lead a question; if it is gone, ask the next one."""
         while True:
             lead = self.links.lead
             with self.links.tolerate_loss(lead):
-                self.links.send(lead, kind, body)
-                reply = self.links.receive(lead, answer).body
+                self.links.send(lead, question)
+                frame = self.links.receive(lead, *answer.kinds)
+                reply = answer.read(frame.kind, frame.body)
                 self._placements.hear(lead, reply)
                 return reply
             self._regroup(fetch=False)  # between two exchanges all parameters are whole
 
-    def ask_all(self, kind: Kind, body: Body) -> list[bytes]:
-        """The payloads of all servers' answers, which are of the same kind as the question."""
+    def ask_state(self) -> list[bytes]:
+        """Parameters and optimizer state of every server, as it sends them."""
         self.settle()
         while True:
             parts = []
             for link in self.links.each:
                 with self.links.tolerate_loss(link):
-                    self.links.send(link, kind, body)
-                    frame = self.links.receive(link, kind)
+                    self.links.send(link, StateAsked())
+                    frame = self.links.receive(link, Kind.STATE)
                     parts.append(link.connection.read_blob(frame, frame.payload_bytes))
             if not self.links.lost:
                 return parts
             self._regroup(fetch=False)
 
-    def send(self, link: ServerLink, kind: Kind, body: Body, payload: Sequence[memoryview] = ()) -> None:
-        """Send a frame that one server does not answer."""
+    def send(self, link: ServerLink, message: ToServer, payload: Sequence[memoryview] = ()) -> None:
+        """Send a message that one server does not answer."""
         with self.links.tolerate_loss(link):
-            self.links.send(link, kind, body, payload)
+            self.links.send(link, message, payload)
 
     def close(self) -> None:
         """Close all links."""
@@ -209,7 +228,7 @@ class DirectExchange:
                     self._take_admit(link, fetch=fetch)
 
     def _take_admit(self, link: ServerLink, *, fetch: bool) -> None:
-        reply = self._take_parameters(link, Kind.ADMIT)
+        reply = self._take_parameters(link, ADMIT)
         if link is self.links.lead:
             self.payloads.hear_fates(reply)
             self.news.admitted(reply, fetched=fetch)
@@ -222,38 +241,40 @@ class DirectExchange:
         """
         links = self.links
         while links.lost:
-            body = {"without": self._placements.lose()}
-            message = self.numbers.message(
-                Kind.PULL, body, fetch=fetch, version=self.news.version, ready=self._placements.ready
+            message = new_pull(without=tuple(self._placements.lose()))
+            self.numbers.complete(
+                message, fetch=fetch, version=self.news.version, ready=self._placements.ready
             )
             for link in reversed(links.each):
                 with links.tolerate_loss(link):
-                    links.send(link, Kind.PULL, message)
+                    links.send(link, message)
             self._take_admits(fetch=fetch)
 
-    def _take_parameters(self, link: ServerLink, kind: Kind) -> Body:
+    def _take_parameters(self, link: ServerLink, expected: Catalogue[P]) -> P:
         """Receive a reply, and read its parameters to where the model has them."""
         links, lane = self.links, self.links.lane
-        frame = links.receive(link, kind)
-        self.blame(frame.body)
-        self._placements.hear(link, frame.body)
-        link.carrier.hear(kind, frame.body)
+        frame = links.receive(link, *expected.kinds)
+        reply = expected.read(frame.kind, frame.body)
+        if isinstance(reply, AdmitReply):
+            self.blame(reply)
+        self._placements.hear(link, reply)
+        link.carrier.hear(reply)
         if frame.payload_bytes:
             phase = lane.enter(Phase.PULL, link.server)
             lane.carried(frame.payload_bytes)
             try:
-                for _ in link.carrier.read(frame):
+                for _ in link.carrier.read(reply):
                     pass
             except LinkError as broken:
                 if not link.connection.keeps or isinstance(broken, FrameError):
                     raise
                 links.resume(link, broken)  # it comes again, whole
-                return self._take_parameters(link, kind)
+                return self._take_parameters(link, expected)
             finally:
                 lane.enter(phase)
-        return frame.body
+        return reply
 
-    def blame(self, body: Body) -> None:
+    def blame(self, reply: LeadNews) -> None:
         """The lead says which worker it had to wait for, and how long."""
-        if "on" in body:
-            self.links.lane.blame(field(body, "on", int), field(body, "held", float))
+        if reply.on is not None and reply.held is not None:
+            self.links.lane.blame(reply.on, reply.held)

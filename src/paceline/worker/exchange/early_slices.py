@@ -2,14 +2,16 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from paceline.comm.worker_messages import PushMessage
 from paceline.params import Layout, bytes_of
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.payloads import Written
-from paceline.worker.exchange.server_links import Body, ServerLinks
+from paceline.worker.exchange.server_links import ServerLinks
 
 __all__ = ["EarlySlices", "StagedPushes", "slice_of"]
 
@@ -66,7 +68,7 @@ class StagedPushes:
         """A request is made: the slices that left for it. What leaves from now on belongs to the next one."""
         return set() if self._early is None else self._early.begin_anew()
 
-    def write(self, message: Body, left: set[int]) -> Written:
+    def write(self, message: PushMessage, left: set[int]) -> Written:
         """The slices of a push that have not left, or have changed since.
 
         Args:
@@ -75,7 +77,7 @@ class StagedPushes:
         memory, layout = self._memory, self._memory.layout
         stage = self._stages[self._pushes % len(self._stages)]
         self._pushes += 1
-        ours = self._slices_of[message.get("optimizer", 0)]
+        ours = self._slices_of[message.optimizer]
         # A slice that changed since it left (a second backward, clipping) goes again.
         left &= ours
         right = {i for i in left if _same(slice_of(stage, layout, i), slice_of(memory.gradients, layout, i))}
@@ -89,7 +91,7 @@ class StagedPushes:
                 index = link.slices[at].index
                 staged = slice_of(stage, layout, index).copy_(slice_of(memory.gradients, layout, index))
                 views.append(bytes_of(staged))
-            found.append(({**message, "slices": due}, views))
+            found.append((replace(message, slices=tuple(due)), views))
         return found
 
 

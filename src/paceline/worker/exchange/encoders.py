@@ -8,7 +8,6 @@ What encoders did not send yet is part of the worker's state: it travels in its 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,14 +110,15 @@ class Encoders:
         self._seen |= present
         return [i for i in missing if not self._seen[i]]
 
-    def use_momentum(self, groups: Sequence[dict[str, Any]]) -> None:
-        """dgc applies the optimizer's momentum here; it may change from step to step."""
-        if not self.spec.has_momentum:
+    def use_momentum(self, momenta: Sequence[float]) -> None:
+        """dgc applies the optimizer's momentum here; it may change from step to step.
+
+        Args:
+            momenta: of each parameter group.
+        """
+        if not self.spec.has_momentum or [*momenta] == self._momenta:
             return
-        momenta = [float(group["momentum"]) for group in groups]
-        if momenta == self._momenta:
-            return
-        self._momenta = momenta
+        self._momenta = [*momenta]
         for i, piece in enumerate(self._layout.slices):
             before = self._encoders[i].state()
             self._encoders[i] = self._make(piece)
@@ -190,18 +190,22 @@ class DifferenceReader:
         }
 
     def read(
-        self, connection: Connection, server: int, body: dict[str, Any], views: Sequence[memoryview]
+        self, connection: Connection, server: int, sizes: Sequence[int] | None, views: Sequence[memoryview]
     ) -> Iterator[int]:
         """Read the parameters that a server sends into `views`, whatever they held; yields the position of
-        each slice once it is there."""
+        each slice once it is there.
+
+        Args:
+            sizes: bytes of each compressed slice; None: they are not compressed.
+        """
         held = self._held[server]
-        if "sizes" not in body:  # a whole one
+        if sizes is None:  # a whole one
             for position in connection.read_each(views):
                 bytes_of(held[position])[:] = views[position]
                 yield position
             return
-        sizes = encoded_sizes(body, [flat.nbytes for flat in held])
-        rooms = [memoryview(bytearray(size)) for size in sizes]
+        checked = encoded_sizes(sizes, [flat.nbytes for flat in held])
+        rooms = [memoryview(bytearray(size)) for size in checked]
         for position in connection.read_each(rooms):
             change = torch.empty_like(held[position])
             self._decoders[server][position].decode(rooms[position], change)

@@ -12,7 +12,14 @@ from torch import Tensor
 from paceline.comm import Access, Address, Kind, Region
 from paceline.comm.connection import spin_for
 from paceline.comm.device import SharedDevice
-from paceline.comm.frames import field
+from paceline.comm.worker_messages import (
+    OFFER_ANSWER,
+    OfferIncomplete,
+    OfferMessage,
+    StartFrom,
+    WeightsMessage,
+)
+from paceline.core.json_types import JsonObject
 from paceline.core.modes import ModeSpec, parse_mode
 from paceline.observe.record.spans import NO_SPANS, Recorder
 from paceline.params import Layout, Numerics, OptimizerSpec, Placement, bytes_of
@@ -29,8 +36,8 @@ from paceline.worker.exchange.openmp import make_rest, no_rest
 from paceline.worker.exchange.payloads import Payloads
 from paceline.worker.exchange.pipeline import PipelinedExchange
 from paceline.worker.exchange.placements import Placements
-from paceline.worker.exchange.run_news import RequestNumbers, RunNews
-from paceline.worker.exchange.server_links import Body, LinkSettings, ServerLink, ServerLinks
+from paceline.worker.exchange.run_news import RequestNumbers, RunNews, new_pull
+from paceline.worker.exchange.server_links import LinkSettings, ServerLink, ServerLinks
 from paceline.worker.exchange.shared_link import SharedLink
 
 __all__ = ["Adopted", "DataFacts", "Entry", "ModelOffer"]
@@ -44,6 +51,10 @@ class DataFacts(TypedDict, total=False):
     samples: int
     batch_size: int
     drop_last: bool
+
+
+def _as_json(facts: DataFacts) -> JsonObject:
+    return {name: value for name, value in facts.items() if isinstance(value, int)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +73,18 @@ class ModelOffer:
     device: SharedDevice | None = None
     """The device that the models are on, if processes can share its memory."""
 
-    def to_json(self) -> Body:
-        """The body of an OFFER."""
-        body: Body = {
-            "layout": self.layout.to_json(),
-            "optimizer": self.spec.to_json(),
-            "data": self.data,
-            "state_keys": list(self.state_keys),
-            "numerics": Numerics.here().to_json(),
-        }
-        if self.models > 1:
-            body["models"] = self.models
-        if self.calls > 1:
-            body["calls"] = self.calls
-        if self.device is not None:
-            body["device"] = self.device.id
-        return body
+    def message(self) -> OfferMessage:
+        """For the lead."""
+        return OfferMessage(
+            layout=self.layout.to_json(),
+            optimizer=self.spec.to_json(),
+            data=None if self.data is None else _as_json(self.data),
+            state_keys=tuple(self.state_keys),
+            numerics=Numerics.here().to_json(),
+            models=self.models,
+            calls=self.calls,
+            device=None if self.device is None else self.device.id,
+        )
 
 
 @dataclass(frozen=True)
@@ -138,19 +145,20 @@ class Entry:
         self._device = offer.device
         if not links.local:  # servers that payloads travel to are in host memory
             offer = replace(offer, device=None)
-        links.send(lead, Kind.OFFER, offer.to_json())
-        frame = links.receive(lead, Kind.ADOPT, Kind.ADOPTED)
-        if frame.kind is Kind.ADOPT:
+        links.send(lead, offer.message())
+        frame = links.receive(lead, Kind.WANT_WEIGHTS, *OFFER_ANSWER.kinds)
+        if frame.kind is Kind.WANT_WEIGHTS:
             base, extras = weights()
             blob = blob_of(extras)
             payload = [bytes_of(base), memoryview(blob)]
-            links.send(lead, Kind.OFFER, {"extras_bytes": len(blob)}, payload)
-            frame = links.receive(lead, Kind.ADOPTED)
+            links.send(lead, WeightsMessage(len(blob)), payload)
+            frame = links.receive(lead, *OFFER_ANSWER.kinds)
         blob = lead.connection.read_blob(frame, frame.payload_bytes)
-        if "incomplete" in frame.body:
+        start = OFFER_ANSWER.read(frame.kind, frame.body)
+        if isinstance(start, OfferIncomplete):
             return None
-        placement = self._reach_all(frame.body)
-        mode = parse_mode(field(frame.body, "mode", str))
+        self._reach_all(start)
+        mode = parse_mode(start.mode)
         shared = None
         if not links.local:
             for fd in frame.descriptors:
@@ -159,31 +167,28 @@ class Entry:
             access = Access.SHARED if self._mode.payload == "none" else Access.PRIVATE
             shared = Region.attach(frame.descriptors[0], offer.layout.nbytes, access)
         return Adopted(
-            epoch=field(frame.body, "epoch", int),
+            epoch=start.epoch,
             mode=mode,
-            resumed=field(frame.body, "resumed", bool),
+            resumed=start.resumed,
             tensors=parse_tensors(blob) if blob else {},
             offer=offer,
-            placement=placement,
+            placement=start.placement,
             shared=shared,
-            device=offer.device if frame.body.get("carrier") == "device" else None,
+            device=offer.device if start.carrier == "device" else None,
         )
 
-    def _reach_all(self, body: Body) -> Placement:
+    def _reach_all(self, start: StartFrom) -> None:
         """Connect to the other servers."""
-        placement = Placement.from_json(body["placement"])
-        self.links.replicated = field(body, "replicated", bool)
-        where = field(body, "servers", dict)
-        for server in sorted(placement.servers - {self.links.lead.server}):
-            self.links.reach(server, Address.from_json(where[str(server)]))
-        return placement
+        self.links.replicated = start.replicated
+        for server in sorted(start.placement.servers - {self.links.lead.server}):
+            self.links.reach(server, Address.from_json(start.servers[server]))
 
-    def attach(self, adopted: Adopted, *, in_place: bool, greeting: Body | None = None) -> Client:
+    def attach(self, adopted: Adopted, *, in_place: bool, listens: JsonObject | None = None) -> Client:
         """Join the run.
 
         Args:
             in_place: read the servers' memory where the mode and the host allow it.
-            greeting: more to say to the servers.
+            listens: where this worker, the root of a group, listens for its members.
         """
         links, settings, transfer = self.links, self._settings, self._settings.transfer
         layout, spec = adopted.offer.layout, adopted.offer.spec
@@ -215,7 +220,7 @@ class Entry:
             Payloads(links, memory, slices_of, encoders),
             news,
             numbers,
-            greeting=greeting or {},
+            listens=listens,
             spin_s=spin_for(
                 layout.nbytes, settings.worker_threads + len(links.each), on_device=adopted.device is not None
             ),
@@ -223,7 +228,7 @@ class Entry:
         )
         direct.attach_all()
         if settings.incarnation and len(links.each) > 1:
-            direct.exchange(Kind.PULL)  # it joined a run that goes on: have one version from all servers
+            direct.exchange(new_pull())  # it joined a run that goes on: have one version from all servers
         links.reset_byte_counts()
         if mirrors is not None or not transfer.pipelined:
             return Client(direct, mirrors=mirrors)

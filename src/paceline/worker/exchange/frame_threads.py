@@ -18,9 +18,10 @@ import torch
 
 from paceline.comm import Frame, Kind
 from paceline.comm.errors import error_of
+from paceline.comm.worker_messages import EarlySliceMessage, ToServer
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Recorder
-from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
+from paceline.worker.exchange.server_links import ServerLink, ServerLinks
 
 __all__ = ["FrameThreads", "Outgoing"]
 
@@ -33,8 +34,7 @@ class Outgoing:
     """A frame for the sender."""
 
     link: ServerLink
-    kind: Kind
-    body: Body
+    message: ToServer | EarlySliceMessage
     payload: Sequence[memoryview] = ()
     request: int = 0
     """The number of the request whose last part it is."""
@@ -48,7 +48,7 @@ class FrameThreads:
     Args:
         changed: notified after every change; held around changes of what is public here.
         admitted: called in a receiver with a link's position and its ADMIT frame, whose payload it reads.
-        heard: called in a receiver, under `changed`, with the body of every other frame.
+        heard: called in a receiver, under `changed`, with every other frame.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FrameThreads:
         changed: threading.Condition,
         *,
         admitted: Callable[[int, Frame], None],
-        heard: Callable[[Body], None],
+        heard: Callable[[Frame], None],
     ) -> None:
         self.sent = 0
         """Number of the last request that has left."""
@@ -111,12 +111,12 @@ class FrameThreads:
                 if item.ready is not None:
                     item.ready.synchronize()
                 if item.payload:
-                    early = item.kind is Kind.SLICE
-                    slices = item.link.slices
-                    at = self._links.index(item.link)
-                    lane.enter(Phase.PUSH, at, slices[item.body["at"]].index if early else -1)
+                    message, at, piece = item.message, self._links.index(item.link), -1
+                    if isinstance(message, EarlySliceMessage):
+                        piece = item.link.slices[message.at].index
+                    lane.enter(Phase.PUSH, at, piece)
                     lane.carried(sum(view.nbytes for view in item.payload))
-                item.link.connection.send(item.kind, item.body, item.payload)
+                item.link.connection.tell(item.message, item.payload)
                 lane.enter(Phase.IDLE)
             except BaseException as error:
                 # A server that refused what it read last has closed the link: its reason comes first.
@@ -143,7 +143,7 @@ class FrameThreads:
                 if frame.payload_bytes:
                     connection.read_blob(frame, frame.payload_bytes)
                 with self._changed:
-                    self._heard(frame.body)
+                    self._heard(frame)
                     # Leases that were asked for ahead may come before it, and are read later.
                     self.inbox(self._links[at], frame.kind).append(frame)
                     self._changed.notify_all()

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.comm import Kind
-from paceline.comm.frames import field
+from paceline.comm.worker_messages import GRANT, GrantReply, TakeMessage
 from paceline.worker.exchange.pipeline import PipelinedExchange
-from paceline.worker.exchange.server_links import Body, ServerLinks
+from paceline.worker.exchange.sample_report import NOTHING_TO_REPORT, SampleReport
+from paceline.worker.exchange.server_links import ServerLinks
 
 __all__ = ["Grant", "LeasesAhead"]
 
@@ -22,10 +23,13 @@ class Grant:
     """The run wants this worker's part of a checkpoint."""
 
     @classmethod
-    def of(cls, body: Body) -> "Grant":
-        """From the body of a GRANT."""
-        leases = [(int(i), [(int(a), int(b)) for a, b in ranges]) for i, ranges in body["leases"]]
-        return cls(leases=leases, over=field(body, "over", bool), save="save" in body)
+    def of(cls, reply: GrantReply) -> "Grant":
+        """From the lead's reply."""
+        return cls(
+            leases=[(lease, [*ranges]) for lease, ranges in reply.leases],
+            over=reply.over,
+            save=reply.save is not None,
+        )
 
 
 class LeasesAhead:
@@ -41,20 +45,21 @@ class LeasesAhead:
         self._prefetch = prefetch
         self._epochs: collections.deque[int] = collections.deque()
         """Epochs of the leases that are asked for already."""
-        self._unsaid: Body = {}
-        """Fields that go with the next request: batches that were skipped."""
+        self._unsaid = NOTHING_TO_REPORT
+        """Goes with the next request."""
 
-    def collect(self, epoch: int, *, wait: bool, more: Body) -> tuple[Grant | None, list[int]]:
+    def collect(self, epoch: int, *, wait: bool, report: SampleReport) -> tuple[Grant | None, list[int]]:
         """The next grant that was asked for ahead, if there is one; and granted leases that are of no use.
 
         Args:
-            more: fields that go with the next request.
+            report: goes with the next request.
         """
-        self._unsaid = _together(self._unsaid, more)
+        self._unsaid += report
         unused: list[int] = []
         while self._epochs:
             asked = self._epochs.popleft()
-            grant = Grant.of(self._exchange.receive(self._links.lead, Kind.GRANT).body)
+            frame = self._exchange.receive(self._links.lead, Kind.GRANT)
+            grant = Grant.of(GRANT.read(frame.kind, frame.body))
             if asked == epoch and (grant.leases or not wait):
                 return grant, unused
             unused += [lease for lease, _ in grant.leases]
@@ -66,15 +71,11 @@ class LeasesAhead:
             return
         for _ in range(len(self._epochs), -(-(self._prefetch + 1) // len(grant.leases))):
             self._epochs.append(epoch)
-            body = {"epoch": epoch, "limit": limit, "wait": False, **self.take_unsaid()}
-            self._exchange.send(self._links.lead, Kind.TAKE, body)
+            message = TakeMessage(epoch=epoch, limit=limit, wait=False)
+            self.take_unsaid().complete(message)
+            self._exchange.send(self._links.lead, message)
 
-    def take_unsaid(self, more: Body | None = None) -> Body:
-        """Fields for the next message, with those in `more`."""
-        unsaid, self._unsaid = _together(self._unsaid, more or {}), {}
+    def take_unsaid(self, more: SampleReport = NOTHING_TO_REPORT) -> SampleReport:
+        """The report for the next message, with `more`."""
+        unsaid, self._unsaid = self._unsaid + more, NOTHING_TO_REPORT
         return unsaid
-
-
-def _together(one: Body, other: Body) -> Body:
-    """Lists and numbers of two messages, added up."""
-    return {k: one[k] + other[k] if k in one and k in other else (one | other)[k] for k in one | other}

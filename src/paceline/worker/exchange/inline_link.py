@@ -2,9 +2,17 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from paceline.comm import Connection, Frame, Kind
-from paceline.comm.frames import Body
+from paceline.comm import Connection
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import (
+    AdmitReply,
+    AttachedReply,
+    AttachMessage,
+    OrderedMessage,
+    PullMessage,
+    PushMessage,
+    SendsMessage,
+)
 from paceline.params import Slice
 from paceline.worker.exchange.encoders import DifferenceReader
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
@@ -41,22 +49,21 @@ class InlineLink:
         self.into: list[memoryview] = []
         """Where the parameters of a reply go."""
 
-    def offer(self) -> tuple[Body, Sequence[int]]:
+    def offer(self, message: AttachMessage) -> Sequence[int]:
         """See LinkCarrier."""
         self._told = self._sends
-        body: Body = {"carrier": "inline", "sends": self._sends}
-        if self._transfer.replies is not None:
-            body["compress_replies"] = True
+        message.carrier, message.sends = "inline", tuple(self._sends)
+        message.compress_replies = self._transfer.replies is not None
         if self._transfer.compresses:
-            body["compress"] = str(self._transfer.compress)
-        return body, ()
+            message.compress = str(self._transfer.compress)
+        return ()
 
-    def hear(self, kind: Kind, body: Body) -> None:
+    def hear(self, reply: AdmitReply | AttachedReply) -> None:
         """See LinkCarrier."""
-        if "owned" in body:  # the server answers for other slices from here on
-            self.into = self._memory.incoming(body["owned"])
+        if reply.owned is not None:  # the server answers for other slices from here on
+            self.into = self._memory.incoming(reply.owned)
 
-    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> Body | None:
+    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> SendsMessage | None:
         """See LinkCarrier."""
         self._sends = [piece.index for piece in sends]
         self.out = self._memory.outgoing(sends)
@@ -64,28 +71,31 @@ class InlineLink:
         if self._told is None or self._told == self._sends:
             return None
         self._told = self._sends
-        return {"slices": self._sends}
+        return SendsMessage(tuple(self._sends))
 
     def write(
-        self, kind: Kind, message: Body, due: Collection[int] | None
-    ) -> tuple[Body, Sequence[memoryview]]:
+        self, message: OrderedMessage, due: Collection[int] | None
+    ) -> tuple[OrderedMessage, Sequence[memoryview]]:
         """See LinkCarrier."""
-        carries = message.get("carries", "slot")
-        if kind is Kind.PULL or carries == "nothing":
+        if isinstance(message, PullMessage):
             return message, ()
-        if carries == "parameters":
-            return message, self.into
-        if message.get("void"):
-            return message, ()
+        if isinstance(message, PushMessage):
+            if message.carries == "parameters":
+                return message, self.into
+            if message.void or message.carries == "nothing":
+                return message, ()
         if due is None:
             return message, self.out
         return message, [view for i, view in zip(self._sends, self.out, strict=True) if i in due]
 
-    def read(self, frame: Frame, into: Sequence[memoryview] | None = None) -> Iterator[int]:
+    def read(
+        self, reply: AdmitReply | AttachedReply, into: Sequence[memoryview] | None = None
+    ) -> Iterator[int]:
         """See LinkCarrier."""
         views = self.into if into is None else into
         if self._differences is not None:
-            return self._differences.read(self._connection, self._server, frame.body, views)
+            sizes = reply.sizes if isinstance(reply, AdmitReply) else None
+            return self._differences.read(self._connection, self._server, sizes, views)
         return self._connection.read_each(views)
 
     def close(self) -> None:

@@ -3,8 +3,13 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
-from paceline.comm import Frame, Kind
-from paceline.comm.frames import Body
+from paceline.comm.worker_messages import (
+    AdmitReply,
+    AttachedReply,
+    AttachMessage,
+    OrderedMessage,
+    SendsMessage,
+)
 from paceline.params import Slice
 
 __all__ = ["LinkCarrier"]
@@ -16,16 +21,16 @@ class LinkCarrier(Protocol):
     The server's end is a `Carrier` (`ps/carriers/`).
     """
 
-    def offer(self) -> tuple[Body, Sequence[int]]:
-        """Fields of the ATTACH message, and descriptors that go with it. `carrier` names the server's end."""
+    def offer(self, message: AttachMessage) -> Sequence[int]:
+        """Complete an ATTACH message: `carrier` names the server's end. Returns descriptors that go along."""
         ...
 
-    def hear(self, kind: Kind, body: Body) -> None:
+    def hear(self, reply: AdmitReply | AttachedReply) -> None:
         """A reply to ATTACH or to a request begins to come. The work that follows finds its parameters, once
         `read` is through."""
         ...
 
-    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> Body | None:
+    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> SendsMessage | None:
         """Carry these slices from now on.
 
         Args:
@@ -33,13 +38,13 @@ class LinkCarrier(Protocol):
             owned: indices of those that its replies bring.
 
         Returns:
-            The body of a SENDS message, if the server must be told.
+            A message, if the server must be told.
         """
         ...
 
     def write(
-        self, kind: Kind, message: Body, due: Collection[int] | None
-    ) -> tuple[Body, Sequence[memoryview]]:
+        self, message: OrderedMessage, due: Collection[int] | None
+    ) -> tuple[OrderedMessage, Sequence[memoryview]]:
         """What is sent for a request: its message, with what the server must know, and the payload behind it.
 
         Args:
@@ -48,7 +53,9 @@ class LinkCarrier(Protocol):
         """
         ...
 
-    def read(self, frame: Frame, into: Sequence[memoryview] | None = None) -> Iterator[int]:
+    def read(
+        self, reply: AdmitReply | AttachedReply, into: Sequence[memoryview] | None = None
+    ) -> Iterator[int]:
         """Read the parameters that come with a reply; yields the position of each slice once it is there.
 
         Args:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from paceline.comm import Connection, Kind, Region
+from paceline.comm import Connection, Region
 from paceline.comm.device import Flags, SharedDevice, flags_bytes
-from paceline.comm.frames import Body, field
+from paceline.comm.worker_messages import AdmitReply, AttachedReply, AttachMessage
+from paceline.exceptions import FrameError
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.link_watch import LinkWatch
 from paceline.worker.exchange.shared_link import SharedLink
@@ -28,14 +29,17 @@ class MirroredLink(SharedLink):
         """What the flags are raised to for the newest reply."""
         self._watch = LinkWatch(connection, self.flags.release_all)
 
-    def offer(self) -> tuple[Body, Sequence[int]]:
+    def offer(self, message: AttachMessage) -> Sequence[int]:
         """See LinkCarrier."""
-        _, descriptors = super().offer()
-        return {"carrier": "mirrored", "in_place": False}, [*descriptors, self._region.fd]
+        descriptors = super().offer(message)
+        message.carrier, message.in_place = "mirrored", False
+        return [*descriptors, self._region.fd]
 
-    def hear(self, kind: Kind, body: Body) -> None:
+    def hear(self, reply: AdmitReply | AttachedReply) -> None:
         """See LinkCarrier."""
-        self.replies = field(body, "fence", int)
+        if reply.fence is None:
+            raise FrameError("a reply to a worker that waits for flags, without their number")
+        self.replies = reply.fence
 
     def close(self) -> None:
         """See LinkCarrier."""

@@ -2,19 +2,19 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from paceline.comm import Kind
-from paceline.comm.frames import field
+from paceline.comm.worker_messages import AdmitReply, OrderedMessage, PushMessage
 from paceline.observe.record.phase import Phase
 from paceline.params import flat_view
 from paceline.worker.exchange.device_memory import DeviceMemory
 from paceline.worker.exchange.encoders import Encoders
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
-from paceline.worker.exchange.server_links import Body, ServerLinks
+from paceline.worker.exchange.server_links import ServerLinks
 
 __all__ = ["Payloads", "Written"]
 
-Written = list[tuple[Body, Sequence[memoryview]]]
+Written = list[tuple[OrderedMessage, Sequence[memoryview]]]
 """For each link: a message and the payload behind it."""
 
 RESIDUAL_S = 0.5
@@ -44,23 +44,22 @@ class Payloads:
         self._memory = memory
         self._residual_told = -RESIDUAL_S
 
-    def write(self, kind: Kind, message: Body) -> Written:
+    def write(self, message: OrderedMessage) -> Written:
         """What each server gets: a message and what travels behind it."""
-        encoders = self.encoders
-        if encoders is not None and kind is Kind.PUSH and not ("carries" in message or "void" in message):
-            return self._encode(encoders, message)
         due = None
-        if kind is Kind.PUSH and len(self.slices_of) > 1:
-            due = self.slices_of[message.get("optimizer", 0)]
-        return [link.carrier.write(kind, message, due) for link in self._links.each]
+        if isinstance(message, PushMessage):
+            if self.encoders is not None and message.carries == "slot" and not message.void:
+                return self._encode(self.encoders, message)
+            if len(self.slices_of) > 1:
+                due = self.slices_of[message.optimizer]
+        return [link.carrier.write(message, due) for link in self._links.each]
 
-    def _encode(self, encoders: Encoders, message: Body) -> Written:
+    def _encode(self, encoders: Encoders, message: PushMessage) -> Written:
         lane, links = self._links.lane, self._links.each
         phase = lane.enter(Phase.COMPRESS)
-        encoders.begin_push(message["sequence"])
-        due = self.slices_of[message.get("optimizer", 0)]
-        if missing := encoders.still_missing(message.pop("missing", ()), due):
-            message["missing"] = missing
+        encoders.begin_push(message.sequence)
+        due = self.slices_of[message.optimizer]
+        message.missing = tuple(encoders.still_missing(message.missing, due))
         encoded: dict[int, memoryview] = {}  # once, for all servers that hold a slice
         for piece in (piece for link in links for piece in link.slices if piece.index in due):
             if piece.index not in encoded:
@@ -70,11 +69,11 @@ class Payloads:
         parts = [[encoded[s.index] for s in link.slices if s.index in due] for link in links]
         if time.monotonic() - self._residual_told > RESIDUAL_S:
             self._residual_told = time.monotonic()
-            message["residual"] = encoders.residual_norm()
+            message.residual = encoders.residual_norm()
         lane.enter(phase)
-        return [({**message, "sizes": [view.nbytes for view in part]}, part) for part in parts]
+        return [(replace(message, sizes=tuple(view.nbytes for view in part)), part) for part in parts]
 
-    def hear_fates(self, reply: Body) -> None:
+    def hear_fates(self, reply: AdmitReply) -> None:
         """The lead says which pushes are settled, and which of them were not applied."""
-        if self.encoders is not None and "settled" in reply:
-            self.encoders.settle(field(reply, "settled", int), field(reply, "unapplied", list, []))
+        if self.encoders is not None and reply.settled is not None:
+            self.encoders.settle(reply.settled, reply.unapplied)

@@ -12,13 +12,27 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from paceline.comm import Frame, Kind
-from paceline.comm.frames import field
+from paceline.comm.message_codec import Catalogue
+from paceline.comm.worker_messages import (
+    ADMIT,
+    LEAD_REPLY,
+    AdmitReply,
+    AssignMessage,
+    DetachMessage,
+    EarlySliceMessage,
+    LeaderQuestion,
+    LeadNews,
+    OrderedMessage,
+    PushMessage,
+    StateAsked,
+    ToServer,
+)
 from paceline.exceptions import LinkError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Recorder
@@ -28,9 +42,11 @@ from paceline.worker.exchange.early_slices import StagedPushes, slice_of
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 from paceline.worker.exchange.frame_threads import FrameThreads, Outgoing
 from paceline.worker.exchange.payloads import Written
-from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
+from paceline.worker.exchange.server_links import ServerLink, ServerLinks
 
 __all__ = ["PipelinedExchange"]
+
+N = TypeVar("N", bound=LeadNews)
 
 
 class ReplyBook:
@@ -74,12 +90,12 @@ class ReplyBook:
             self.lead_at = time.monotonic()
         return self._brings[at].popleft()
 
-    def end_reply(self, at: int, body: Body, *, brought: bool) -> None:
+    def end_reply(self, at: int, version: int, *, brought: bool) -> None:
         """A reply has come whole."""
         self.answered[at] += 1
         self.fetched[at] += brought
         if at == 0 and brought:
-            self._versions.append(field(body, "version", int))
+            self._versions.append(version)
 
     def take_over(self) -> int | None:
         """Take over the newest parameters that all servers have answered with: their version, if any."""
@@ -146,9 +162,9 @@ class PipelinedExchange:
         # Shared with the threads, under `_changed`.
         self._changed = threading.Condition()
         self._book = ReplyBook(len(links.each))
-        self._blamed: Body = {}
+        self._blamed: AdmitReply | None = None
         """What the lead said last about the worker that it waited for."""
-        self._fates: collections.deque[Body] = collections.deque()
+        self._fates: collections.deque[AdmitReply] = collections.deque()
         """Replies that say what became of pushes, which the encoders have not been told."""
         self._missing: set[int] = set()
         """Slices that have not arrived yet, without prefetch."""
@@ -157,7 +173,7 @@ class PipelinedExchange:
         """Slices that may be missing: the worker has not looked since they were asked for."""
         self._upload: Callable[[int], None] | None = None
         self._spans = spans
-        self._threads = FrameThreads(links, spans, self._changed, admitted=self._admitted, heard=self._hear)
+        self._threads = FrameThreads(links, spans, self._changed, admitted=self._admitted, heard=self._heard)
 
     def watch(self, slot: Tensor) -> Callable[[int], None]:
         """Let slices leave during backward. Returns the function to call with each tensor that got its
@@ -179,13 +195,14 @@ class PipelinedExchange:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def exchange(self, kind: Kind = Kind.PUSH, *, fetch: bool = True, **body: Any) -> None:
+    def exchange(self, request: OrderedMessage, *, fetch: bool = True) -> None:
         """Send a request and go on: later ones wait for its reply, and so do `need` and `settle`."""
         prefetch, book = self._prefetch, self._book
-        if not prefetch or kind is Kind.ASSIGN:
+        assigns = isinstance(request, AssignMessage)
+        if not prefetch or assigns:
             self.settle()
-        numbers = self._direct.numbers
-        written = self._write(kind, numbers.message(kind, body, fetch=fetch, version=self._news.version))
+        self._direct.numbers.complete(request, fetch=fetch, version=self._news.version)
+        written = self._write(request)
         with self._changed:
             book.ask(fetch=fetch)
             if fetch and not prefetch:
@@ -193,9 +210,9 @@ class PipelinedExchange:
                 self._missing = set(self._pending)
         # The lead comes last: what it has seen is everywhere (docs/decisions.md).
         for link, (message, views) in zip(reversed(self._links.each), reversed(written), strict=True):
-            request = book.asked if link is self._links.lead else 0
-            self._threads.put(Outgoing(link, kind, message, views, request))
-        if kind is Kind.ASSIGN:
+            number = book.asked if link is self._links.lead else 0
+            self._threads.put(Outgoing(link, message, views, number))
+        if assigns:
             self.settle()  # it is sent from the gradients' memory
         elif prefetch:
             due = book.asked - prefetch
@@ -240,25 +257,27 @@ class PipelinedExchange:
         """As DirectExchange: the placement never changes."""
         return 0
 
-    def ask_lead(self, kind: Kind, body: Body, answer: Kind) -> Body:
+    def ask_lead(self, question: LeaderQuestion, answer: Catalogue[N]) -> N:
         """Ask the lead a question."""
-        self.send(self._links.lead, kind, body)
-        return self.receive(self._links.lead, answer).body
+        self.send(self._links.lead, question)
+        (kind,) = answer.kinds
+        frame = self.receive(self._links.lead, kind)
+        return answer.read(frame.kind, frame.body)
 
-    def ask_all(self, kind: Kind, body: Body) -> list[bytes]:
-        """The payloads of all servers' answers, which are of the same kind as the question."""
+    def ask_state(self) -> list[bytes]:
+        """Parameters and optimizer state of every server, as it sends them."""
         parts = []
         for link in self._links.each:
-            self.send(link, kind, body)
-            frame = self.receive(link, kind)
+            self.send(link, StateAsked())
+            frame = self.receive(link, Kind.STATE)
             parts.append(link.connection.read_blob(frame, frame.payload_bytes))
         return parts
 
-    def send(self, link: ServerLink, kind: Kind, body: Body, payload: Sequence[memoryview] = ()) -> None:
-        """Send a frame to one server."""
-        if kind is Kind.BYE:
+    def send(self, link: ServerLink, message: ToServer, payload: Sequence[memoryview] = ()) -> None:
+        """Send a message to one server."""
+        if isinstance(message, DetachMessage):
             self._threads.expect_end()
-        self._threads.put(Outgoing(link, kind, body, payload))
+        self._threads.put(Outgoing(link, message, payload))
 
     def receive(self, link: ServerLink, kind: Kind) -> Frame:
         """The next frame from a server, other than ADMIT."""
@@ -278,11 +297,11 @@ class PipelinedExchange:
             if self._landing is not None:
                 self._landing.take_over(self._book.taken)
 
-    def _write(self, kind: Kind, message: Body) -> Written:
+    def _write(self, message: OrderedMessage) -> Written:
         self._settle_fates()
         left = set() if self._staged is None else self._staged.begin()
-        if kind is not Kind.PUSH or self._staged is None or message.get("void"):
-            return self._payloads.write(kind, message)
+        if not isinstance(message, PushMessage) or self._staged is None or message.void:
+            return self._payloads.write(message)
         return self._staged.write(message, left)
 
     def _send_early(self, slot: Tensor, index: int) -> bool:
@@ -296,7 +315,7 @@ class PipelinedExchange:
             ready = torch.cuda.Event()
             ready.record()
         link, at = self._home[index]
-        self._threads.put(Outgoing(link, Kind.SLICE, {"at": at}, [bytes_of(staged)], 0, ready))
+        self._threads.put(Outgoing(link, EarlySliceMessage(at), [bytes_of(staged)], 0, ready))
         return True
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -318,8 +337,9 @@ class PipelinedExchange:
                     raise self._threads.failure
                 self._changed.wait(self._time_left(started, link))
         self._links.wait_s += time.monotonic() - started
-        blamed, self._blamed = self._blamed, {}
-        self._direct.blame(blamed)
+        blamed, self._blamed = self._blamed, None
+        if blamed is not None:
+            self._direct.blame(blamed)
         lane.enter(phase)
 
     def _time_left(self, started: float, awaited: ServerLink | None) -> float:
@@ -346,34 +366,37 @@ class PipelinedExchange:
 
     def _admitted(self, at: int, frame: Frame) -> None:
         book, link = self._book, self._links.each[at]
+        reply = ADMIT.read(frame.kind, frame.body)
         with self._changed:
             brings = book.begin_reply(at)
             if at == 0:
-                self._blamed = self._news.last_admit = frame.body
-                self._hear(frame.body)
+                self._blamed = self._news.last_admit = reply
+                if reply.settled is not None:
+                    self._fates.append(reply)
+                self._hear(reply)
                 self._changed.notify_all()
         if brings:
             lane = self._spans.lane(f"receiver {at}")
             lane.enter(Phase.PULL, at)
             lane.carried(frame.payload_bytes)
-            self._land(at, frame)
+            self._land(at, reply, frame.payload_bytes)
             lane.enter(Phase.IDLE)
         elif frame.payload_bytes:  # a server that had not read the request yet could not know
             link.connection.read_blob(frame, frame.payload_bytes)
         with self._changed:
-            book.end_reply(at, frame.body, brought=brings)
+            book.end_reply(at, reply.version, brought=brings)
             self._changed.notify_all()
 
-    def _land(self, at: int, frame: Frame) -> None:
+    def _land(self, at: int, reply: AdmitReply, nbytes: int) -> None:
         """Read the parameters of a reply: to where the model has them, or to where replies land."""
         link, landing, fetched = self._links.each[at], self._landing, self._book.fetched[at]
-        if not frame.payload_bytes:  # the slices stay as they were
+        if not nbytes:  # the slices stay as they were
             if landing is not None:
                 landing.repeat(link, fetched)
             self._arrived(*(piece.index for piece in link.slices))
             return
         views = None if landing is None else landing.into(at, fetched)
-        for position in link.carrier.read(frame, views):
+        for position in link.carrier.read(reply, views):
             self._arrived(link.slices[position].index)
 
     def _arrived(self, *slices: int) -> None:
@@ -382,13 +405,16 @@ class PipelinedExchange:
                 self._missing.difference_update(slices)
                 self._changed.notify_all()
 
-    def _hear(self, body: Body) -> None:
+    def _heard(self, frame: Frame) -> None:
+        """A reply other than ADMIT."""
+        if frame.kind in LEAD_REPLY.kinds:
+            self._hear(LEAD_REPLY.read(frame.kind, frame.body))
+            frame.body.pop("save", None)
+
+    def _hear(self, reply: LeadNews) -> None:
         """What the lead says beside the answer itself."""
-        if "settled" in body:
-            self._fates.append(body)
-        self._news.hear_save(body)
-        body.pop("save", None)
-        self._news.hear_mode(body)
+        self._news.hear_save(reply)
+        self._news.hear_mode(reply)
 
     def _settle_fates(self) -> None:
         """Let the encoders, which belong to the script's thread, hear what became of pushes."""

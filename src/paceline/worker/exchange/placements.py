@@ -1,8 +1,11 @@
 """Which server holds which slices, as a worker knows it: now, and in the placement announced next."""
 
-from paceline.comm import Address, Kind
+from paceline.comm import Address
+from paceline.comm.worker_messages import AttachedReply, LeadNews, SendsMessage
+from paceline.core.json_types import Json, JsonObject
+from paceline.exceptions import FrameError
 from paceline.params import Layout, Placement
-from paceline.worker.exchange.server_links import Body, ServerLink, ServerLinks
+from paceline.worker.exchange.server_links import ServerLink, ServerLinks
 
 __all__ = ["Placements"]
 
@@ -37,7 +40,7 @@ class Placements:
     def arrange(self) -> None:
         """Give every link the slices that are sent over it, by the present placement and the next one."""
         now, then = self._placement, self.announced
-        changed: list[tuple[ServerLink, Body]] = []
+        changed: list[tuple[ServerLink, SendsMessage]] = []
         for link in self._links.each:
             held = {*now.held(link.server)}
             if then is not None:
@@ -48,14 +51,14 @@ class Placements:
                 changed.append((link, told))
         for link, told in changed:
             with self._links.tolerate_loss(link):
-                self._links.send(link, Kind.SENDS, told)
+                self._links.send(link, told)
 
-    def hear(self, link: ServerLink, reply: Body) -> None:
+    def hear(self, link: ServerLink, reply: LeadNews | AttachedReply) -> None:
         """A reply may name a new placement, which only the lead does, or announce the next one."""
-        if "placement" in reply:
-            self._adopt(link, Placement.from_json(reply["placement"]))
-        if "next" in reply:
-            placement, addresses = reply["next"]
+        if reply.placement is not None:
+            self._adopt(link, Placement.from_json(reply.placement))
+        if reply.next is not None:
+            placement, addresses = _read_next(reply.next)
             self._addresses = {int(rank): Address.from_json(where) for rank, where in addresses.items()}
             self.announced = Placement.from_json(placement)
 
@@ -91,3 +94,12 @@ class Placements:
         if self.announced is not None and self._ready != self.announced.number:
             self.arrange()
             self._ready = self.announced.number
+
+
+def _read_next(announced: Json) -> tuple[Json, dict[str, JsonObject]]:
+    """An announced placement as JSON, and the addresses of its new servers. Raises FrameError."""
+    if isinstance(announced, list) and len(announced) == 2 and isinstance(announced[1], dict):
+        addresses = {rank: each for rank, each in announced[1].items() if isinstance(each, dict)}
+        if len(addresses) == len(announced[1]) and all(map(str.isdecimal, addresses)):
+            return announced[0], addresses
+    raise FrameError(f"{announced!r:.80} is not the announcement of a placement")

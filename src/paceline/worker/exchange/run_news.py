@@ -1,11 +1,18 @@
 """What the lead server tells a worker about the run, and how the worker numbers its requests."""
 
-from paceline.comm import Kind
-from paceline.comm.frames import field
+from paceline.comm.worker_messages import (
+    AdmitReply,
+    AssignMessage,
+    AttachedReply,
+    LeadNews,
+    OrderedMessage,
+    PullMessage,
+    PushMessage,
+)
 from paceline.core.modes import ModeSpec, parse_mode
-from paceline.worker.exchange.server_links import Body
+from paceline.exceptions import FrameError
 
-__all__ = ["RequestNumbers", "RunNews"]
+__all__ = ["RequestNumbers", "RunNews", "new_assign", "new_pull", "new_push"]
 
 
 class RunNews:
@@ -20,9 +27,9 @@ class RunNews:
         """The run's present mode."""
         self.version = 0
         """Version of the parameters that this worker has."""
-        self.last_admit: Body = {}
-        """The lead's last answer to a push: how far the run is (`version`, `samples`)."""
-        self.welcome: Body = {}
+        self.last_admit: AdmitReply | None = None
+        """The lead's last answer to a push; None before the first."""
+        self.welcome = AttachedReply()
         """The lead's answer when this worker attached."""
         self.leave_due = False
         """Whether the run wants this worker to leave."""
@@ -32,15 +39,17 @@ class RunNews:
         """In allreduce: a checkpoint follows the next push, which is to bring this worker's parameters."""
         self._save_due = False
 
-    def welcomed(self, welcome: Body) -> None:
-        """The worker has attached."""
+    def welcomed(self, welcome: AttachedReply) -> None:
+        """The worker has attached to the lead. FrameError if it said nothing of the run."""
+        if welcome.version is None or welcome.mode is None:
+            raise FrameError("the lead admitted this worker without the run's version and mode")
         self.welcome = welcome
-        self.cut_next = "cut" in welcome
-        self.stop_due = "stop" in welcome
-        self.version = field(welcome, "version", int)
-        self.mode = parse_mode(field(welcome, "mode", str))
+        self.cut_next = welcome.cut
+        self.stop_due = welcome.stop
+        self.version = welcome.version
+        self.mode = parse_mode(welcome.mode)
 
-    def admitted(self, reply: Body, *, fetched: bool) -> None:
+    def admitted(self, reply: AdmitReply, *, fetched: bool) -> None:
         """The lead has answered a push or a pull.
 
         Args:
@@ -48,28 +57,50 @@ class RunNews:
         """
         self.last_admit = reply
         if fetched or self.mode.payload == "none":  # in that mode the worker reads the newest anyway
-            self.version = field(reply, "version", int)
-        self.cut_next = "cut" in reply
-        self._save_due = self._save_due or "save" in reply
+            self.version = reply.version
+        self.cut_next = reply.cut
+        self._save_due = self._save_due or reply.save is not None
         self.hear_mode(reply)
 
-    def hear_save(self, reply: Body) -> None:
+    def hear_save(self, reply: LeadNews) -> None:
         """The lead may ask for this worker's part of a checkpoint."""
-        self._save_due = self._save_due or "save" in reply
+        self._save_due = self._save_due or reply.save is not None
 
-    def hear_mode(self, reply: Body) -> bool:
+    def hear_mode(self, reply: LeadNews) -> bool:
         """Whether the run was switched to another mode since the last reply. Also notes an end of the run."""
-        self.leave_due = self.leave_due or "leave" in reply
-        self.stop_due = self.stop_due or "stop" in reply
-        if "mode" not in reply:
+        self.leave_due = self.leave_due or reply.leave
+        self.stop_due = self.stop_due or reply.stop
+        if reply.mode is None:
             return False
-        self.mode = parse_mode(field(reply, "mode", str))
+        self.mode = parse_mode(reply.mode)
         return True
 
     def take_save(self) -> bool:
         """Whether the run wants this worker's part of a checkpoint; True once for each request."""
         due, self._save_due = self._save_due, False
         return due
+
+
+UNNUMBERED = -1
+
+
+def new_push() -> PushMessage:
+    """A push that RequestNumbers will complete."""
+    return PushMessage(n=UNNUMBERED, sequence=UNNUMBERED, read_version=UNNUMBERED)
+
+
+def new_pull(without: tuple[int, ...] = ()) -> PullMessage:
+    """A pull that RequestNumbers will complete.
+
+    Args:
+        without: servers that this worker cannot reach any more.
+    """
+    return PullMessage(n=UNNUMBERED, sequence=UNNUMBERED, read_version=UNNUMBERED, without=without)
+
+
+def new_assign() -> AssignMessage:
+    """An assign that RequestNumbers will complete."""
+    return AssignMessage(n=UNNUMBERED, sequence=UNNUMBERED, read_version=UNNUMBERED)
 
 
 class RequestNumbers:
@@ -88,20 +119,20 @@ class RequestNumbers:
         """Whether the lead is asked to order the last of them; repeated if that lead dies meanwhile."""
         self._requests = 0
 
-    def message(self, kind: Kind, body: Body, *, fetch: bool, version: int, ready: int = 0) -> Body:
-        """The body of a PUSH, PULL or ASSIGN.
+    def complete(self, request: OrderedMessage, *, fetch: bool, version: int, ready: int = 0) -> None:
+        """Number a request, and say what this worker has.
 
         Args:
+            fetch: whether it wants fresh parameters.
             version: of the parameters that this worker has.
             ready: number of the announced placement that it is ready for.
         """
         self._requests += 1
-        message = {"n": self._requests, "sequence": self.sequence, "read_version": version, **body}
-        if ready:
-            message["ready"] = ready
-        if not fetch:
-            message["fetch"] = False
+        request.n, request.sequence = self._requests, self.sequence
+        if request.read_version == UNNUMBERED:
+            request.read_version = version
+        request.ready, request.fetch = ready, fetch
         if self.loading:
-            message["load"] = self.loads
-        self.sequence += kind is not Kind.PULL
-        return message
+            request.load = self.loads
+        if not isinstance(request, PullMessage):
+            self.sequence += 1

@@ -9,23 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from paceline.comm import Address, Connection, Frame, Kind, connect
 from paceline.comm.errors import error_of
-from paceline.comm.frames import field as field_of
+from paceline.comm.frames import Body
 from paceline.comm.impairment import LinkConditions
 from paceline.comm.transfer import Transfer
+from paceline.comm.worker_messages import LINK_RESUMED, ProbeMessage, ToServer
 from paceline.core.modes import ModeSpec
 from paceline.exceptions import DeadlineError, LinkError, UsageError
 from paceline.observe.record.spans import NO_SPANS, Lane
 from paceline.params import Slice
 from paceline.worker.exchange.link_carrier import LinkCarrier
 
-__all__ = ["Body", "LinkSettings", "ServerLink", "ServerLinks"]
-
-Body = dict[str, Any]
-"""The body of a message, as JSON."""
+__all__ = ["LinkSettings", "ServerLink", "ServerLinks"]
 
 _PROBE_S = 0.25
 """Time without an answer after which a worker asks whether a frame was lost."""
@@ -182,19 +179,18 @@ class ServerLinks:
     def send(
         self,
         link: ServerLink,
-        kind: Kind,
-        body: Body,
+        message: ToServer,
         payload: Sequence[memoryview] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a frame; resumes the link if it broke.
+        """Send a message; resumes the link if it broke.
 
         Raises:
             LinkError: the server is gone. If it refused the last frame, the error is its reason.
         """
         connection = link.connection
         try:
-            connection.send(kind, body, payload, descriptors)
+            connection.tell(message, payload, descriptors)
         except LinkError as broken:
             if connection.keeps:
                 self.resume(link, broken)
@@ -219,7 +215,7 @@ class ServerLinks:
                 while connection.keeps and not connection.wait(_PROBE_S):
                     if time.monotonic() > began + self._patience(link):
                         raise TimeoutError
-                    self.send(link, Kind.PROBE, {})
+                    self.send(link, ProbeMessage())
                 frame = connection.receive()
                 if frame.kind is not Kind.PROBE:  # frames sent before the probe have arrived
                     break
@@ -256,7 +252,7 @@ class ServerLinks:
                 if frame.kind is not Kind.RESUMED:
                     reason = frame.body.get("message", frame.kind.name)
                     break
-                connection.go_on(other, field_of(frame.body, "received", int))
+                connection.go_on(other, LINK_RESUMED.read(frame.kind, frame.body).received)
                 return
             except (LinkError, TimeoutError) as error:
                 reason = error

@@ -2,8 +2,13 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from paceline.comm import Frame, Kind
-from paceline.comm.frames import Body
+from paceline.comm.worker_messages import (
+    AdmitReply,
+    AttachedReply,
+    AttachMessage,
+    OrderedMessage,
+    SendsMessage,
+)
 from paceline.params import Slice
 from paceline.worker.exchange.exchange_memory import ExchangeMemory
 
@@ -16,25 +21,27 @@ class SharedLink:
     def __init__(self, memory: ExchangeMemory) -> None:
         self._memory = memory
 
-    def offer(self) -> tuple[Body, Sequence[int]]:
+    def offer(self, message: AttachMessage) -> Sequence[int]:
         """See LinkCarrier."""
-        body: Body = {"carrier": "shared", "in_place": self._memory.may_share}
-        return body, [self._memory.region.fd]
+        message.carrier, message.in_place = "shared", self._memory.may_share
+        return [self._memory.region.fd]
 
-    def hear(self, kind: Kind, body: Body) -> None:
+    def hear(self, reply: AdmitReply | AttachedReply) -> None:
         """See LinkCarrier."""
 
-    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> Body | None:
+    def arrange(self, sends: Sequence[Slice], owned: Sequence[int]) -> SendsMessage | None:
         """See LinkCarrier. The server sees all of the memory."""
         return None
 
     def write(
-        self, kind: Kind, message: Body, due: Collection[int] | None
-    ) -> tuple[Body, Sequence[memoryview]]:
+        self, message: OrderedMessage, due: Collection[int] | None
+    ) -> tuple[OrderedMessage, Sequence[memoryview]]:
         """See LinkCarrier."""
         return message, ()
 
-    def read(self, frame: Frame, into: Sequence[memoryview] | None = None) -> Iterator[int]:
+    def read(
+        self, reply: AdmitReply | AttachedReply, into: Sequence[memoryview] | None = None
+    ) -> Iterator[int]:
         """See LinkCarrier. The server has written them."""
         return iter(())
 
