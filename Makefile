@@ -15,6 +15,8 @@ RESULTS := benchmarks/results
 PACELINE_SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 PACELINE_SEED := $(PACELINE_SEED)
 SEEDS ?= 0-1999
+CAP ?= 2000
+OPTIONS ?= 2
 
 # The first interpreter that is new enough and can make a virtual environment.
 FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do \
@@ -22,15 +24,18 @@ FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do 
 	&& { echo "$$p"; break; }; done || true
 export PYTHON
 
-.PHONY: help setup demo test check bench chaos soak browser gpu hosts slow clean
+.PHONY: help setup demo examples test check bench chaos explore soak browser gpu hosts slow clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s  %s\n", $$1, $$2}' Makefile
 
 setup: $(VENV)/.dev ## make .venv with everything for running, testing and checking
 
 demo: $(VENV)/.dev ## train a small CNN with 2 servers and 2 workers
 	@$(BIN)/paceline run --workers 2 --servers 2 --mode bsp examples/digits.py
+
+examples: $(VENV)/.vision ## every example alone, in bsp and in asp, for 20 steps on synthetic data
+	$(BIN)/python -m pytest -m 'examples and not slow' tests/examples
 
 test: check ## check, then the fast test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -51,6 +56,9 @@ bench: $(VENV)/.bench ## compare with the peers (quick; FULL=1 for the figures i
 chaos: $(VENV)/.dev ## tests that kill, stop and starve real processes, then the fault matrix (FULL=1: its whole length)
 	$(BIN)/python -m pytest -m chaos
 	$(BIN)/python -m benchmarks.chaos $(if $(FULL),,--quick --minutes 0.5)
+
+explore: $(VENV)/.dev ## every order of messages and deaths of small worlds (CAP=2000 states each, OPTIONS=2 unusual at once)
+	$(BIN)/python -m tests.explorer --cap $(CAP) --options $(OPTIONS)
 
 soak: $(VENV)/.dev ## 2,000 random histories of faults, for a night (SEEDS=0-1999)
 	$(BIN)/python -m tests.histories --seeds $(SEEDS)
@@ -88,6 +96,11 @@ $(VENV)/.dev: pyproject.toml
 	[ -x $(BIN)/pip ] || "$$python" -m venv $(VENV); \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
 	touch $@
+
+$(VENV)/.vision: $(VENV)/.dev
+	@echo "make examples: installing torchvision into $(VENV)."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[vision]'
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "make bench: installing what the benchmarks compare with (Ray, Open MPI, torchft, torchvision) into $(VENV)."

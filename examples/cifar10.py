@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.data.accuracy import accuracy
-from paceline.data.cifar10 import cifar10
-from paceline.data.options import data_options, ends_with_message, source_of, vision
+from paceline.data.cifar10 import CLASSES, cifar10
+from paceline.data.options import data_options, ends_with_message, marks_of, source_of, vision
+from paceline.data.pictures import save_predictions
 
 
 def make_model(name: str) -> nn.Module:
@@ -57,7 +58,9 @@ def main() -> None:
     if paceline.is_main():
         with paceline.run_parameters():
             score = accuracy(model, test)
-        paceline.log(accuracy=score)
+            if args.picture:
+                save_predictions(args.picture, model, test, CLASSES)
+        paceline.log(accuracy=score, **marks_of(args.data))
         print(f"cifar10, {args.model}, {source_of(args.data)}: test accuracy {score:.4f}")
 
 

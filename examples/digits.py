@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data.accuracy import accuracy
 from paceline.data.digits import digits
-from paceline.data.options import EMBEDDED, data_options, ends_with_message, source_of
+from paceline.data.options import EMBEDDED, data_options, ends_with_message, marks_of, source_of
+from paceline.data.pictures import save_predictions
 
 
 class DigitsNet(nn.Module):
@@ -73,7 +74,9 @@ def main() -> None:
         if paceline.is_main():
             with paceline.run_parameters():
                 score = accuracy(model, test)
-            paceline.log(accuracy=score)
+                if args.picture:
+                    save_predictions(args.picture, model, test)
+            paceline.log(accuracy=score, **marks_of(args.data))
             print(f"epoch {epoch + 1}, {source_of(args.data)}: test accuracy {score:.4f}")
 
 

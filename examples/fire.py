@@ -18,7 +18,16 @@ import paceline
 from paceline.data.accuracy import accuracy
 from paceline.data.fire_scenes import FireScenes
 from paceline.data.image_folder import ImageFolder, image_folder
-from paceline.data.options import SYNTHETIC, data_options, ends_with_message, source_of, vision
+from paceline.data.options import (
+    SYNTHETIC,
+    data_options,
+    ends_with_message,
+    left_out,
+    marks_of,
+    source_of,
+    vision,
+)
+from paceline.data.pictures import save_predictions
 
 
 def preprocessing(size: int, *, train: bool) -> Any:
@@ -68,9 +77,12 @@ def main() -> None:
     if paceline.is_main():
         with paceline.run_parameters():
             score = accuracy(model, test, batch_size=args.batch_size)
-        paceline.log(accuracy=score)
-        left_out = f", {len(train.skipped)} broken files left out" if train.skipped else ""
-        print(f"fire, {args.model}, {source_of(args.data)}{left_out}: test accuracy {score:.4f}")
+            if args.picture:
+                save_predictions(args.picture, model, test, train.classes)
+        paceline.log(accuracy=score, **marks_of(args.data))
+        print(
+            f"fire, {args.model}, {source_of(args.data)}{left_out(train.skipped)}: test accuracy {score:.4f}"
+        )
 
 
 if __name__ == "__main__":

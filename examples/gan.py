@@ -5,6 +5,7 @@ paceline run --workers 2 --servers 2 examples/gan.py     # with servers and work
 """
 
 import argparse
+import math
 from itertools import islice
 
 import torch
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data.digits import digits
 from paceline.data.mnist import mnist
-from paceline.data.options import EMBEDDED, data_options, ends_with_message, source_of
+from paceline.data.options import EMBEDDED, data_options, ends_with_message, marks_of, source_of
+from paceline.data.pictures import save_images
 
 NOISE = 16
 
@@ -73,7 +75,12 @@ def main() -> None:
     if paceline.is_main():
         with paceline.run_parameters():
             drawn = digits_drawn(generator, real, labels)
-        paceline.log(digits_drawn=drawn)
+            if args.picture:
+                side = math.isqrt(real.shape[1])
+                with torch.no_grad():
+                    made = generator(torch.randn(24, NOISE)).view(24, 1, side, side)
+                save_images(args.picture, made, [""] * 24, [True] * 24)
+        paceline.log(digits_drawn=drawn, **marks_of(args.data))
         print(f"gan, {source_of(args.data)}: draws {drawn} of the 10 digits")
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.data.options import data_options, ends_with_message, source_of
+from paceline.data.options import data_options, ends_with_message, marks_of, source_of
+from paceline.data.pictures import save_text
 from paceline.data.text import TextPieces, text_pieces
 
 
@@ -56,6 +57,18 @@ def perplexity(model: nn.Module, test: TextPieces) -> float:
     return math.exp(sum(losses) / len(losses))
 
 
+@torch.no_grad()
+def written(model: nn.Module, length: int, count: int = 500) -> str:
+    """Text that the model writes by itself, beginning with a new line."""
+    model.eval()
+    text = torch.tensor([[ord("\n")]])
+    for _ in range(count):
+        chances = (model(text[:, -length:])[:, -1] / 0.7).softmax(1)
+        text = torch.cat([text, torch.multinomial(chances, 1)], 1)
+    model.train()
+    return bytes(text[0, 1:].tolist()).decode("utf-8", errors="replace")
+
+
 @ends_with_message
 def main() -> None:
     """Train and test."""
@@ -83,7 +96,9 @@ def main() -> None:
     if paceline.is_main():
         with paceline.run_parameters():
             score = perplexity(model, test)
-        paceline.log(perplexity=score)
+            if args.picture:
+                save_text(args.picture, written(model, args.length).splitlines()[:12])
+        paceline.log(perplexity=score, **marks_of(args.data))
         print(f"gpt, {source_of(args.data)}: perplexity {score:.3f} a byte")
 
 

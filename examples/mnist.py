@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data.accuracy import accuracy
 from paceline.data.mnist import mnist
-from paceline.data.options import data_options, ends_with_message, source_of
+from paceline.data.options import data_options, ends_with_message, marks_of, source_of
+from paceline.data.pictures import save_predictions
 
 
 def lenet() -> nn.Module:
@@ -51,7 +52,9 @@ def main() -> None:
     if paceline.is_main():
         with paceline.run_parameters():
             score = accuracy(model, test)
-        paceline.log(accuracy=score)
+            if args.picture:
+                save_predictions(args.picture, model, test)
+        paceline.log(accuracy=score, **marks_of(args.data))
         print(f"mnist, {source_of(args.data)}: test accuracy {score:.4f}")
 
 

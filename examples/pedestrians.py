@@ -15,7 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 import paceline
 from paceline.data.average_precision import average_precision
 from paceline.data.kitti import kitti
-from paceline.data.options import SYNTHETIC, data_options, ends_with_message, source_of, vision
+from paceline.data.options import (
+    SYNTHETIC,
+    data_options,
+    ends_with_message,
+    left_out,
+    marks_of,
+    source_of,
+    vision,
+)
+from paceline.data.pictures import save_boxes
 from paceline.data.street_scenes import StreetScenes
 
 
@@ -64,6 +73,20 @@ def precision_of(detector: nn.Module, data: Dataset[Any]) -> float:
     return average_precision(found, true)
 
 
+@torch.no_grad()
+def draw(file: str, detector: nn.Module, data: Dataset[Any]) -> None:
+    """Four scenes, with the true boxes and those that the detector is sure of."""
+    detector.eval()
+    images, targets = in_lists([data[number] for number in range(4)])
+    outputs = detector(images)
+    save_boxes(
+        file,
+        images,
+        [output["boxes"][output["scores"] > 0.5] for output in outputs],
+        [target["boxes"] for target in targets],
+    )
+
+
 @ends_with_message
 def main() -> None:
     """Train and test."""
@@ -103,9 +126,11 @@ def main() -> None:
     if paceline.is_main():
         with paceline.run_parameters():
             score = precision_of(model, test)
-        paceline.log(average_precision=score)
-        left_out = f", {len(skipped)} broken images left out" if skipped else ""
-        print(f"pedestrians, {source_of(args.data)}{left_out}: average precision at IoU 0.5 {score:.4f}")
+            if args.picture:
+                draw(args.picture, model, test)
+        paceline.log(average_precision=score, **marks_of(args.data))
+        source = f"{source_of(args.data)}{left_out(skipped)}"
+        print(f"pedestrians, {source}: average precision at IoU 0.5 {score:.4f}")
 
 
 if __name__ == "__main__":

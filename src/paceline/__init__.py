@@ -7,6 +7,7 @@ Afterwards:    paceline.load_run("last").spans
 From the top down; a package imports only from those below it:
 
 * `cli/`, `__main__.py`  the commands.
+* `papers/`      `paceline bench`: the experiments of the papers that Paceline is built from, repeated.
 * `api/`         everything that commands, scripts and notebooks call.
 * `control/`     the controller: starts, watches and replaces processes, writes the run directory.
 * `engines/`     hosts, and an agent on each that runs processes.
@@ -44,6 +45,7 @@ if typing.TYPE_CHECKING:
         load_run,
         load_study,
         log,
+        loss_of,
         mean,
         mode,
         no_sync,
@@ -79,6 +81,7 @@ __all__ = [
     "load_run",
     "load_study",
     "log",
+    "loss_of",
     "mean",
     "mode",
     "no_sync",

@@ -7,6 +7,7 @@ PacelineError
 ├── PlanError                      the job is valid, but this machine cannot run it
 ├── LinkError                      a connection between roles failed
 │   ├── AuthError                  the peer failed to prove that it knows the run's secret
+│   │   └── PeerBusy               the peer closed the connection before either side had authenticated
 │   └── FrameError                 the bytes received do not follow the protocol
 ├── MessageError                   this role made an invalid message; the link is intact
 ├── LayoutMismatch                 a worker's model is not the run's model
@@ -30,6 +31,7 @@ __all__ = [
     "LinkError",
     "MessageError",
     "PacelineError",
+    "PeerBusy",
     "PlanError",
     "RoleFailed",
     "RunNotFound",
@@ -66,6 +68,11 @@ class LinkError(PacelineError):
 
 class AuthError(LinkError):
     """The peer failed to prove that it knows the run's secret."""
+
+
+class PeerBusy(AuthError):
+    """The peer closed the connection before either side had authenticated: it has too many newcomers, or it
+    ended just now. Dialling again may help."""
 
 
 class FrameError(LinkError):

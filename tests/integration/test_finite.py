@@ -29,11 +29,11 @@ def test_a_nan_gradient_where_workers_step_by_themselves_leaves_the_model_finite
 
 @pytest.mark.parametrize("mode", ["asp", "bsp"])
 def test_an_update_that_overflows_ends_the_run_and_says_why(run, mode):
-    spoil = "if step == 2: optimizer.param_groups[0]['lr'] = 1e39"
+    spoil = "if step == 2: optimizer.param_groups[0]['lr'] = 1e300"
     ran = run(SETUP + LOOP.replace("BEFORE", spoil), mode=mode, workers=1, checkpoint_every=1)
     assert ran.error is not None
     assert "UpdateOverflow: an update of parameter 'weight' (float32) overflowed" in ran.error
-    assert "The learning rate is 1e+39" in ran.error
+    assert "The learning rate is 1e+300" in ran.error
     assert all(p.isfinite().all() for p in ran.model.values())  # of the last checkpoint
 
 
@@ -54,3 +54,25 @@ def test_parameters_that_are_not_finite_are_not_taken_over(run, spoil, when):
     )
     assert ran.error is not None
     assert f"UsageError: parameter 'weight' held NaN or Inf {when}" in ran.error
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_nan_that_a_worker_writes_into_the_servers_memory_ends_the_run_and_names_it(run, servers):
+    """It opens their memory anew, for writing: nothing keeps a process of the same user from that."""
+    spoil = """
+    if step == 2:
+        import mmap
+        for entry in os.scandir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if "memfd:paceline" in os.readlink(entry.path) and not os.stat(entry.path).st_size % 4:
+                    with open(entry.path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+                        memory[:] = b"\\xff" * len(memory)
+                        (RUN_DIR / "fired").touch()
+"""
+    source = SETUP.replace("batch_size=4", "batch_size=1") + LOOP.replace("    BEFORE\n", spoil.lstrip("\n"))
+    ran = run(source, mode="bsp", workers=1, servers=servers, checkpoint_every=1)
+    assert (ran.run.path / "fired").exists()
+    assert ran.error is not None
+    assert "NaN or Inf" in ran.error or "overflowed" in ran.error
+    assert "parameter '" in ran.error
+    assert all(p.isfinite().all() for p in ran.model.values())  # of the last checkpoint

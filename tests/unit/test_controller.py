@@ -72,7 +72,12 @@ class Links:
     def __init__(self, *, replaced: bool = False) -> None:
         secret = Secret(SECRET, None)
         self.links = RoleLinks(
-            Listener(tcp=False), secret, patience_s=5, clock_ns=0, replaced=lambda *_: replaced
+            Listener(tcp=False),
+            secret,
+            patience_s=5,
+            clock_ns=0,
+            replaced=lambda *_: replaced,
+            known=lambda *_: True,
         )
         self.roles: list[Connection] = []
 

@@ -9,7 +9,7 @@ import torch
 from paceline.data.accuracy import accuracy
 from paceline.data.average_precision import average_precision, overlaps
 from paceline.data.fire_scenes import FireScenes
-from paceline.data.options import data_options, ends_with_message, source_of
+from paceline.data.options import data_options, ends_with_message, marks_of, source_of
 from paceline.data.street_scenes import StreetScenes
 from paceline.data.text import generated_text, text_pieces
 from paceline.exceptions import DataError
@@ -144,6 +144,7 @@ def test_options_refuse_what_is_not_a_count(capsys):
             parser.parse_args(["--steps", wrong])
         assert "is not a whole number of 1 or more" in capsys.readouterr().err
     assert source_of("synthetic") == "synthetic data" and source_of("/data") == "/data"
+    assert marks_of("synthetic") == {"synthetic_data": 1.0} and marks_of("/data") == {}
 
 
 def test_bad_data_ends_a_script_with_its_message():

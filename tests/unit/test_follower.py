@@ -43,25 +43,35 @@ def push(number: int) -> PushRequest:
 def test_a_request_is_kept_until_the_order_answers_it() -> None:
     follower = machine()
     assert follower.keeps_requests and follower.request(push(1))
-    assert follower.owed == [0] and follower.unheard() == [push(1)]
+    assert follower.owed == [0] and follower.unheard([]) == [push(1)]
     follower.hear([], [Heard(0, 1)], [])
-    assert follower.owed == [0] and follower.unheard() == [], "the leader knows of it"
+    assert follower.owed == [0] and follower.unheard([]) == [], "the leader knows of it"
     follower.admitted(0)
     assert follower.owed == []
+
+
+def test_a_pull_whose_answer_is_not_ordered_is_for_the_next_leader() -> None:
+    """The leader had heard of it, and waited with the answer until a server was gone from the placement."""
+    follower = machine()
+    pull = PullRequest(0, 1, without=frozenset({1}))
+    assert follower.request(pull)
+    follower.hear([], [Heard(0, 1)], [])
+    assert follower.unheard([]) == [pull]
+    assert follower.unheard([AdmitStep(0, 0)]) == [], "it is answered by what is in the order"
 
 
 def test_what_the_leader_alone_answers_is_for_the_next_leader() -> None:
     follower = machine()
     take: WorkerRequest = TakeRequest(Take(0, 0, 1, True, 1))
     assert follower.request(take)
-    assert follower.owed == [] and follower.unheard() == [take]
+    assert follower.owed == [] and follower.unheard([]) == [take]
 
 
 def test_a_worker_that_left_is_owed_nothing() -> None:
     follower = machine()
     follower.request(push(1))
     follower.left(0, 0, finished=False)
-    assert follower.owed == [] and follower.unheard() == [] and follower.present.attached == {}
+    assert follower.owed == [] and follower.unheard([]) == [] and follower.present.attached == {}
     assert follower.standby is not None and follower.standby.gone == {0: (0, False)}
     follower.attach(0, 1)
     follower.left(0, 0, finished=False)
@@ -73,13 +83,23 @@ def test_requests_before_its_place_in_the_order_are_answered_without_it() -> Non
     follower.attach(1, 0)
     assert follower.request(push(3)) and follower.request(PullRequest(1, 7))
     placement = Placement(1, frozenset({0}), ((0,), (0,)))
-    assert follower.begin_at(20, placement, {0: 3, 1: 6}) == [push(3)]
+    assert follower.begin_at(20, placement, {0: 3, 1: 6}, {0: 0, 1: 0}) == [push(3)]
     assert follower.takes_part and follower.log.position == 20 and follower.present.placement == placement
     assert follower.owed == [1]
     assert not follower.request(push(3)), "sent again over another socket"
     assert follower.request(push(4))
     follower.attach(0, 1)
     assert follower.request(push(1)), "another process, which counts from one"
+
+
+def test_a_process_that_came_before_its_place_in_the_order_counts_anew() -> None:
+    """The order's beginning tells of requests of the process that it replaces."""
+    follower = machine(takes_part=False)
+    follower.attach(0, 1)
+    follower.attach(1, 1)
+    placement = Placement(1, frozenset({0}), ((0,), (0,)))
+    assert follower.begin_at(20, placement, {0: 3, 1: 6}, {0: 0}) == []
+    assert follower.request(push(1))
 
 
 def test_without_replicas_nothing_is_kept() -> None:
@@ -144,7 +164,7 @@ def test_it_waits_for_those_who_own_the_slices_now_not_when_it_adopted_the_model
     server = Newcomer()
     before = Placement(1, frozenset({0}), ((0,), (0,)))
     place = ["place", *Placement(2, frozenset({0, 2}), ((2, 0), (0, 2))).to_json()]
-    server.hear(Kind.ENTER_ORDER, position=7, answered={}, placement=before.to_json())
+    server.hear(Kind.ENTER_ORDER, position=7, answered={}, incarnations={}, placement=before.to_json())
     server.hear(Kind.ORDER, steps=[place])
     assert server.machine.log.position == 8 and server.holding.placed == []
     server.hear(Kind.SLICES, to=2, number=2)

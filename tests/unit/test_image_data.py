@@ -11,7 +11,8 @@ from PIL import Image
 from paceline.data.image_folder import image_folder
 from paceline.data.images import image_size, read_image
 from paceline.data.kitti import KittiObject, kitti, read_labels
-from paceline.data.options import vision
+from paceline.data.options import left_out, vision
+from paceline.data.pictures import save_boxes, save_predictions, save_text
 from paceline.exceptions import DataError, UsageError
 
 PERSON = "Pedestrian 0.00 0 -0.20 20.00 10.00 32.00 45.00 1.89 0.48 1.20 1.84 1.47 8.41 0.01"
@@ -120,6 +121,12 @@ def test_what_is_not_an_image_is_said_to_be_broken(tmp_path, content):
     for reader in (image_size, read_image):
         with pytest.raises(DataError, match=r"photo\.jpg is broken"):
             reader(file)
+
+
+def test_outputs_count_the_files_that_were_left_out():
+    assert left_out([]) == ""
+    assert left_out(["a"]) == ", 1 broken file left out"
+    assert left_out(["a", "b"]) == ", 2 broken files left out"
 
 
 def test_too_many_broken_photos_leave_a_class_too_small(photos):
@@ -235,3 +242,33 @@ def test_a_half_downloaded_kitti_says_what_is_missing(street):
     (street / "training" / "image_2").rmdir()
     with pytest.raises(DataError, match="no image_2 in .*data_object_image_2.zip"):
         kitti(street)
+
+
+# --- pictures ---------------------------------------------------------------------------------------
+
+
+def test_pictures_show_what_a_model_does(tmp_path):
+    class Second(torch.nn.Module):
+        def forward(self, images):
+            assert not self.training
+            return torch.tensor([[0.0, 1.0]]).expand(len(images), 2)
+
+    data = torch.utils.data.TensorDataset(torch.rand(30, 1, 8, 8), torch.arange(30) % 2)
+    model = Second()
+    save_predictions(str(tmp_path / "answers.png"), model, data, ("no", "yes"))
+    assert model.training
+    with Image.open(tmp_path / "answers.png") as image:
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
+    for colour in ((0, 120, 60), (200, 30, 30)):  # of right and of wrong answers; their text is antialiased
+        assert np.abs(pixels - colour).sum(1).min() < 60
+    scene = [torch.zeros(3, 20, 40)]
+    box = torch.tensor([[2.0, 3.0, 12.0, 15.0]])
+    save_boxes(str(tmp_path / "boxes.png"), scene, [box], [box[:0]])
+    with Image.open(tmp_path / "boxes.png") as image:
+        assert image.convert("RGB").getpixel((4 + 2 * 2, 4 + 2 * 3)) == (0, 255, 120)
+    save_text(str(tmp_path / "text.png"), ["two", "lines"])
+    assert (tmp_path / "text.png").stat().st_size < 5000
+    with pytest.raises(DataError, match="--picture .*nowhere.* cannot be written"):
+        save_text(str(tmp_path / "nowhere" / "text.png"), ["one"])
+    with pytest.raises(DataError, match="ends in .png or .jpg"):
+        save_text(str(tmp_path / "text.doc"), ["one"])

@@ -1,7 +1,7 @@
 """What the leader decides: whom it answers, what it orders, whom it replaces, and how it takes over."""
 
 from paceline.core.decider import Decider
-from paceline.core.events import Call, Join, Push, Take, Vote
+from paceline.core.events import Call, Heard, Join, Push, Take, Vote
 from paceline.core.modes import PushId, parse_mode
 from paceline.core.placement import Placement
 from paceline.core.sequencer import OrderLog
@@ -19,6 +19,7 @@ from paceline.core.server.lead_actions import (
 )
 from paceline.core.server.lead_machine import LeadMachine
 from paceline.core.server.lead_reports import (
+    FullyReplicated,
     ModeEntered,
     ReplaceWorker,
     RunEndsEarly,
@@ -113,7 +114,7 @@ def succeeded(decider: Decider, *, workers: int = 2, requests: tuple[object, ...
     led.all.clear()
     led.steps.clear()
     led.do(led.machine.succeed(follower, led.now))
-    for unheard in follower.unheard():
+    for unheard in follower.unheard([]):
         led.do(led.machine.request(unheard, led.now))
     return led
 
@@ -257,6 +258,15 @@ def test_without_replicas_a_lost_server_ends_the_run() -> None:
     assert isinstance(failed.error, LinkError) and "lost server:1: killed" in str(failed.error)
 
 
+def test_slices_have_no_copies_if_a_server_is_gone_before_the_first_step() -> None:
+    """The controller would go on without that server, and the leader cannot: it says that the run is lost."""
+    led = Led("bsp", servers=2, replicas=1, attached=1)
+    led.do(led.machine.server_gone(1, "killed", 0.0))
+    assert [*led.of(FailRun)]
+    led.do(led.machine.attach(1, 0, led.now))
+    assert not any(isinstance(each.report, FullyReplicated) for each in led.of(Tell))
+
+
 def test_a_new_server_knows_which_requests_were_answered_without_it() -> None:
     """Worker 0 waits for an answer that the new server will give, too; worker 1 has got all of its own."""
     led = Led("bsp", servers=2, replicas=1)
@@ -273,6 +283,45 @@ def test_a_new_server_knows_which_requests_were_answered_without_it() -> None:
     (taken,) = led.of(TakeIn)
     assert taken.answered == {0: 1, 1: 2} and taken.decider is not None
     assert led.machine.present.ordered.servers == {0, 1, 2}
+
+
+def test_followers_hear_of_a_push_together_with_its_number() -> None:
+    """A push also makes its worker ready for a placement, which is ordered first. If followers knew the
+    push's number and not the push, and one of them led next, nobody would answer the worker."""
+    led = Led("asp", servers=2, replicas=1)
+    led.do(led.machine.let_server_go(1))
+    led.do(led.machine.request(PullRequest(1, 1, ready=1), 0.0))
+    push = Push(PushId(0, 0, 0), 0, 4, (), False)
+    led.do(led.machine.request(PushRequest(0, 1, push, ready=1), 0.0))
+    (order,) = (each for each in led.orders if Heard(0, 1) in each.events)
+    assert push in order.events
+    assert led.machine.present.ordered.servers == {0}
+
+
+def test_a_worker_that_joins_while_slices_change_hands_is_told_of_their_new_servers() -> None:
+    """It pushes to the servers that it knows. One that it does not know would apply an update without its
+    push."""
+    led = Led("asp", servers=2, replicas=1)
+    machine = led.machine
+    machine.present.ordered = Placement(1, frozenset({0, 1, 2}), ((0, 2), (1, 0)))
+    led.do(machine.left(1, 0, 0.0, finished=False))
+    led.do(machine.attach(1, 1, 0.0))
+    welcome = [*led.of(Welcome)][-1]
+    assert welcome.notes["next"] == [machine.present.ordered.to_json(), {}]
+
+
+def test_a_new_server_that_dies_before_it_has_its_slices_costs_nothing() -> None:
+    """All others have all of theirs: the placement does without it, as before it came."""
+    led = Led("asp", servers=2, replicas=1)
+    led.do(led.machine.server_gone(1, "killed", 0.0))
+    led.machine.newcomer_came(1, {"port": 2})
+    led.do(led.machine.server_adopted(1))
+    number = led.machine.present.ordered.number + 1
+    for worker in (0, 1):
+        led.do(led.machine.request(PullRequest(worker, 1, ready=number), 0.0))
+    assert led.machine.present.ordered.servers == {0, 1}
+    led.do(led.machine.server_gone(1, "killed again", 0.0))
+    assert [*led.of(FailRun)] == [] and led.machine.present.ordered.servers == {0}
 
 
 def test_a_new_server_gets_the_records_that_the_state_it_gets_knows_of() -> None:

@@ -25,7 +25,7 @@ def split() -> Iterator[Callable[..., LocalParallelism]]:
     torch.set_num_threads(1)
 
     def start(*models: nn.Module, kind: str, count: int) -> LocalParallelism:
-        made.append(LocalParallelism(parse_local(f"{kind}:{count}"), models, deadline_s=30.0))
+        made.append(LocalParallelism(models, local=parse_local(f"{kind}:{count}"), deadline_s=30.0))
         return made[-1]
 
     yield start

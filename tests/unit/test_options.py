@@ -10,7 +10,9 @@ from paceline.cli.resume_command import resume
 from paceline.cli.run_command import run
 from paceline.cli.study_command import study
 from paceline.exceptions import UsageError
-from paceline.plan.job import JOB_OPTIONS, KNOBS, Job, command_options, settings_for
+from paceline.plan.job import JOB_OPTIONS, Job
+from paceline.plan.job_settings import command_options, settings_for
+from paceline.plan.knobs import KNOBS
 from paceline.plan.option import Command, Option
 from paceline.ps.config import ServerConfig
 from paceline.worker.main import WorkerConfig

@@ -129,7 +129,8 @@ def test_a_broken_link_is_resumed_from_the_last_frame_that_came(servers, links):
         while not servers.reconnects:
             threading.Event().wait(0.01)
         frame = servers.ends["server:0"].receive()
-        assert frame.body == {"role": "worker", "rank": 3, "incarnation": 1, "resume": 0}
+        token = link.connection.token
+        assert frame.body == {"role": "worker", "rank": 3, "incarnation": 1, "resume": 0, "token": token}
         servers.ends["server:0"].send(Kind.RESUMED, {"received": 1})
 
     thread = threading.Thread(target=answer)

@@ -11,6 +11,8 @@ from paceline.storage.atomic import replacing
 from paceline.storage.names import check_name
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.storage.checkpoint import Checkpoint
 
 T = TypeVar("T")
@@ -28,7 +30,8 @@ def export_run(
     Args:
         path: its ending says how: `.safetensors`, or `.pt` and `.pth` for `torch.load(…, weights_only=True)`.
         model: of a run with several models, which one. None: all, with `0.`, `1.`, … before their keys.
-        say: told of each checkpoint that is refused because it is damaged; the one before it is used.
+        say: told of each checkpoint that is refused because it is damaged; the one before it is used. It is
+            also told if the model is not finite.
 
     Returns the checkpoint it came from.
 
@@ -55,6 +58,8 @@ def export_run(
                 state.update(_state_of(checkpoint, model_state, model))
 
             found = latest_checkpoint(run, say=say, check=read)
+            if (bad := _not_finite(state)) is not None and say is not None:
+                say(f"the model is not finite: {bad!r} holds NaN or Inf at version {found.version:,}")
             if path.suffix == ".safetensors":
                 save_file(state, new, metadata={"paceline_version": str(found.version)})
             else:
@@ -77,6 +82,12 @@ def _state_of(
         raise CheckpointError(
             f"{checkpoint.path} does not hold the model that it names: {error!r:.200}"
         ) from error
+
+
+def _not_finite(state: "dict[str, Tensor]") -> str | None:
+    """The first tensor of a model that holds NaN or Inf; None: all are finite."""
+    floating = ((name, each) for name, each in state.items() if each.is_floating_point())
+    return next((name for name, each in floating if not bool(each.isfinite().all())), None)
 
 
 def _check_ending(path: Path) -> None:

@@ -2,17 +2,22 @@
 
 import contextlib
 import operator
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from paceline.exceptions import UsageError
 from paceline.worker import RemainingEpochs, RunProgress, ScriptState, check_who, current_session
+from paceline.worker import loss_of as worker_loss_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 __all__ = [
     "assign",
     "epochs",
     "is_main",
     "log",
+    "loss_of",
     "mode",
     "no_sync",
     "prepare",
@@ -63,6 +68,30 @@ def log(**metrics: float) -> None:
     second. With a prepared loader samples are counted already, and `samples` is a metric like any other.
     """
     current_session().log(metrics)
+
+
+def loss_of(model: "nn.Module", loss: "Callable[[Any, Any], Tensor]", *inputs: Any, target: Any) -> "Tensor":
+    """The loss of a batch, `loss(model(*inputs), target)`:
+
+        loss = paceline.loss_of(model, criterion, x, target=y)
+        loss.backward()
+
+    It is the same everywhere but in a run with `--pipeline`: there the loss of each micro-batch is computed
+    as soon as it can be, and its backward pass begins before the forward passes of all are over (1F1B), so
+    that activations of few micro-batches are held at a time. The gradients are computed in this call, and
+    `loss.backward()` adds them to the parameters.
+
+    Args:
+        loss: of the model's output and the target, one number: a mean or a sum over samples. One that is
+            neither (a mean over tokens of which some are padding) is computed from the whole batch, with all
+            forward passes first.
+        inputs: of the model.
+        target: with a row for every sample, as the inputs have.
+
+    Raises:
+        UsageError: with `--pipeline-schedule 1f1b`, a loss that is neither.
+    """
+    return worker_loss_of(model, loss, inputs, target)
 
 
 def epochs(count: int) -> RemainingEpochs:

@@ -19,6 +19,7 @@
 * `trace_command.py`   paceline trace RUN FILE: for Perfetto
 * `metrics_command.py` paceline metrics RUN: what the script logged, here or in another tool
 * `export_command.py`  paceline export RUN FILE: the model for plain PyTorch
+* `bench_command.py`   paceline bench paper1|paper4: repeats a paper's experiments
 * `certs_command.py`   paceline certs DIR: certificates made beforehand
 * `completion_command.py` paceline completion bash
 * `parameters.py`  the options of a job as parameters of commands, and how they become a Job

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.cli.agent_command import agent
+from paceline.cli.bench_command import bench
 from paceline.cli.certs_command import certs
 from paceline.cli.compare_command import compare
 from paceline.cli.completion_command import COMPLETE_VARIABLE, completion, prepare_completion
@@ -95,6 +96,7 @@ app.command(context_settings=SPELLING)(report)
 app.command(context_settings=SPELLING)(compare)
 app.command(context_settings=SPELLING)(trace)
 app.command(context_settings=SPELLING)(metrics)
+app.command(context_settings=SPELLING)(bench)
 app.command(context_settings=SPELLING)(completion)
 
 

@@ -10,7 +10,8 @@ import typer
 from paceline.cli.printing import note
 from paceline.exceptions import UsageError
 from paceline.plan import Job
-from paceline.plan.job import JOB_OPTIONS, command_options
+from paceline.plan.job import JOB_OPTIONS
+from paceline.plan.job_settings import command_options
 from paceline.plan.option import Command, Option
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 * `group.py`          Group: workers that act as one: they meet, average gradients, share parameters.
 * `group_links.py`    GroupLinks: how the members find each other.
+* `entrance.py`       Entrance: authenticates those who come, each in a thread of its own.
 * `group_messages.py` GroupMessages: small messages between the members, through their root.
 * `reducer.py`        Reducer: how gradients and parameters reach the other members; the weighted mean.
 * `shared_memory.py`  SharedMemoryReducer: members on one host, which map each other's memory.

@@ -1,16 +1,13 @@
 """How the members of a group find each other."""
 
-import contextlib
-import select
 import time
 from collections.abc import Sequence
 
+from paceline.collective.entrance import Entrance
 from paceline.collective.group_messages import names_of
 from paceline.comm import Address, Connection, Kind, Listener, connect
-from paceline.comm.frames import field
-from paceline.comm.meeting import accept
 from paceline.core.json_types import JsonObject
-from paceline.exceptions import DeadlineError, LinkError
+from paceline.exceptions import DeadlineError
 
 __all__ = ["GroupLinks"]
 
@@ -49,7 +46,9 @@ class GroupLinks:
             if self.rank != self.root:
                 assert root is not None
                 peer = f"worker:{self.root}"
-                connection = connect(Address.from_json(root), self._secret, peer=peer, link=self.link)
+                connection = connect(
+                    Address.from_json(root), self._secret, peer=peer, link=self.link, redial_s=self.deadline_s
+                )
                 connection.send(Kind.HELLO, {"role": "worker", "rank": self.rank})
                 return {self.root: connection}
             return self._accept_all() if self._listener is not None else {}
@@ -62,23 +61,22 @@ class GroupLinks:
         found: dict[int, Connection] = {}
         missing = set(self.ranks) - {self.root}
         until = time.monotonic() + self.deadline_s
-        while missing:
-            ready, _, _ = select.select(self._listener.sockets, [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                raise DeadlineError(
-                    f"{names_of(sorted(missing))} did not come to the group of {names_of(self.ranks)} within "
-                    f"{self.deadline_s:g} s (--deadline)"
-                )
-            for sock in ready:
-                with contextlib.suppress(LinkError, OSError):  # a stranger
-                    connection = accept(sock.accept()[0], self._secret)
-                    connection.sock.settimeout(self.deadline_s)
-                    rank = field(connection.receive().body, "rank", int)
-                    connection.check_role("worker")
-                    if rank in missing:
-                        connection.peer = f"worker:{rank}"
-                        found[rank] = connection
-                        missing.discard(rank)
-                    else:
-                        connection.close()
+        entrance = Entrance(self._listener, self._secret)
+        try:
+            while missing:
+                if (met := entrance.next(until)) is None:
+                    raise DeadlineError(
+                        f"{names_of(sorted(missing))} did not come to the group of {names_of(self.ranks)} "
+                        f"within {self.deadline_s:g} s (--deadline)"
+                    )
+                rank, connection = met
+                if rank not in missing:
+                    connection.close()
+                    continue
+                connection.sock.settimeout(self.deadline_s)
+                connection.peer = f"worker:{rank}"
+                found[rank] = connection
+                missing.discard(rank)
+        finally:
+            entrance.close()
         return found

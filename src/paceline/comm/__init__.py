@@ -10,6 +10,7 @@
 * `store_link.py` RemoteStore, StoreService: the store of the controller's host, used from another one.
 * `tls.py`        TLS under a TCP link, and which role's certificate the other side must have.
 * `certificates.py` makes and reads a run's certificates.
+* `incoming.py`   Incoming: a frame that is read as it comes.
 * `connection.py` Connection: frames over one authenticated socket.
 * `errors.py`     what an ERROR frame says of an exception, and the exception that one stands for.
 * `aside.py`      sending without waiting for the other side to read.
@@ -17,6 +18,7 @@
 * `meeting.py`    how roles get a Connection: Listener, accept(), connect().
 * `lasting.py`    LastingLink: a role's link to the controller, which may die and be replaced.
 * `clocks.py`     one clock for all roles, on whichever host.
+* `newcomers.py`  Newcomers: connections that are authenticating, and which must go.
 * `hub.py`        Hub: one thread that serves many connections.
 * `fence.py`      Fence: a moment in the work of a device, which another process can wait for.
 * `device.py`     SharedDevice: memory of a device that processes share, and flags that keep their order.

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from paceline.comm import frames, handshake
 from paceline.comm.aside import Aside
 from paceline.comm.faults import Tamper, tamper_with
-from paceline.comm.frames import Body, Kind
+from paceline.comm.frames import Body, Header, Kind
+from paceline.comm.incoming import Incoming
 from paceline.comm.message_codec import body_of
 from paceline.comm.tls import SecureSocket, Stream
 from paceline.exceptions import AuthError, FrameError, LinkError
@@ -111,16 +112,20 @@ class Connection:
         # Frames of this link that went over sockets before this one. Probes are none: they may be lost.
         self._sent_before = self._received_before = 0
         self._keys = keys
+        self.token = frames.tag_of(b"resume", *sorted([keys.send, keys.receive])).hex()
+        """Known to the two ends of this link alone; it stays when the link goes on over another socket."""
         self._sent = 0
         self._received = 0
         self._unread = 0
+        self._incoming: Incoming | None = None
+        """A frame that has not come whole, see `receive_now`."""
         self._sending = threading.RLock()
         """Held from the moment a frame gets its number until the kernel has all of it."""
-        self._streaming = False
-        self._behind_stream: list[_Due] = []
-        """Frames that other threads sent while one is streamed: that may wait for those very threads."""
-        self._polled: Stream | None = None
-        self._poller = select.poll()
+        self._behind_stream: list[_Due] | None = None
+        """Frames that other threads sent while one is streamed: that may wait for those very threads. None:
+        none is streamed."""
+        self._polled: tuple[Stream, select.poll] | None = None
+        """What waits for the socket to be readable."""
 
     def fileno(self) -> int:
         """For selectors; see `waiting`."""
@@ -160,9 +165,8 @@ class Connection:
                 raise LinkError(f"{self.peer} lacks frames that are gone")
             sent, received, timeout = self._sent_before + self._sent, self.received, self.sock.gettimeout()
             self.sock.close()
-            self.sock, self._keys, self._sent, self._received, _ = other.socket_state
+            self._take_socket(other.socket_state._replace(unread=0))
             self.sock.settimeout(timeout)
-            self._unread = 0
             self._sent_before, self._received_before = theirs - self._sent, received - self._received
             self._kept = []
             if self._tamper is not None:
@@ -211,7 +215,15 @@ class Connection:
     def renew(self, fresh: "Connection") -> None:
         """Go on over another connection's socket, from its first frame that is not sent or read yet."""
         self.local = fresh.local
-        self.sock, self._keys, self._sent, self._received, self._unread = fresh.socket_state
+        self._take_socket(fresh.socket_state)
+
+    def _take_socket(self, state: SocketState) -> None:
+        """Use another socket from here on. What was on its way over the one before is lost."""
+        self.sock, self._keys, self._sent, self._received, self._unread = state
+        self._drop_incoming()
+        if self._aside is not None:
+            self._aside.give_up()
+            self._aside = Aside(self.sock, self._aside.limit)
 
     @property
     def socket_state(self) -> SocketState:
@@ -243,7 +255,7 @@ class Connection:
             MessageError: the other side would not accept it.
         """
         with self._sending:
-            if self._streaming:
+            if self._behind_stream is not None:
                 frames.check(kind, body or {})
                 self._behind_stream.append((kind, body or {}, payload, descriptors))
             else:
@@ -264,22 +276,27 @@ class Connection:
             if left is None:
                 return
             head = left
-        write = self.sock.sendall if self._aside is None else self._aside.write
         try:
-            if descriptors:
-                assert isinstance(self.sock, socket.socket), "descriptors go by unix sockets only"
-                rights = array.array("i", descriptors)
-                sent = self.sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-                self.sock.sendall(memoryview(head)[sent:])
+            if self._aside is not None:
+                self._aside.write([memoryview(head), *payload], descriptors)
             else:
-                write(head)
-            for view in payload:
-                write(view)
+                self._write(head, payload, descriptors)
             self.payload_sent += size
         except TimeoutError:
             raise LinkError(f"{self.peer} does not read what is sent to it") from None
         except OSError as error:
             raise LinkError(f"the link to {self.peer} broke: {error}") from error
+
+    def _write(self, head: bytes, payload: Sequence[memoryview], descriptors: Sequence[int]) -> None:
+        if descriptors:
+            assert isinstance(self.sock, socket.socket), "descriptors go by unix sockets only"
+            rights = array.array("i", descriptors)
+            sent = self.sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self.sock.sendall(memoryview(head)[sent:])
+        else:
+            self.sock.sendall(head)
+        for view in payload:
+            self.sock.sendall(view)
 
     def send_streamed(
         self,
@@ -288,7 +305,8 @@ class Connection:
         payload: Iterator[memoryview],
         whole: Sequence[memoryview],
     ) -> None:
-        """Send a frame whose payload, in the end `whole`, comes in pieces, as they get ready.
+        """Send a frame whose payload, in the end `whole`, comes in pieces, as they get ready. Blocking, also
+        with `send_aside`: what other threads send meanwhile goes behind it.
 
         Raises:
             LinkError: the other side is gone, or the pieces were not the whole: the link is
@@ -304,8 +322,10 @@ class Connection:
             head = frames.encode(kind, body, sequence=self._sent, payload_bytes=size, key=self._keys.send)
             self._keep(kind, body, whole, ())
             self._sent += 1
-            self._streaming = True
+            self._behind_stream = []
         try:
+            if self._aside is not None:
+                self._aside.drain()
             self.sock.sendall(head)
             for view in payload:
                 self.sock.sendall(view)
@@ -325,9 +345,8 @@ class Connection:
     def _end_stream(self) -> None:
         """Send what other threads wanted to send meanwhile. If the link is broken, `go_on` sends it."""
         with self._sending:
-            self._streaming = False
-            due, self._behind_stream = self._behind_stream, []
-            for each in due:
+            due, self._behind_stream = self._behind_stream, None
+            for each in due or ():
                 with contextlib.suppress(LinkError):  # the next frame to receive shows it
                     self._send(*each)
 
@@ -344,10 +363,10 @@ class Connection:
     @property
     def _poll(self) -> Callable[[float], list[tuple[int, int]]]:
         """Waits, at most so many milliseconds, until there is something to read."""
-        if self._polled is not self.sock:
-            self._polled, self._poller = self.sock, select.poll()
-            self._poller.register(self.sock, select.POLLIN)
-        return self._poller.poll
+        if self._polled is None or self._polled[0] is not self.sock:
+            self._polled = self.sock, select.poll()
+            self._polled[1].register(self.sock, select.POLLIN)
+        return self._polled[1].poll
 
     def receive(self) -> Frame:
         """The next frame, blocking.
@@ -358,8 +377,9 @@ class Connection:
                 nobody expected.
             TimeoutError: nothing came within the socket's timeout.
         """
-        if self._unread:
-            raise FrameError(f"a payload of {self._unread:,} bytes from {self.peer} nobody expected")
+        if self._incoming is not None:  # a Hub has begun to read it
+            return self._finish_incoming()
+        self._refuse_unread()
         descriptors: list[int] = []
         try:
             header = frames.parse_header(self._receive_head(descriptors))
@@ -367,18 +387,85 @@ class Connection:
                 raise FrameError(f"a {header.kind.name} with a descriptor")
             body = bytearray(header.body_bytes)
             self._fill(memoryview(body))
-            frames.verify(header, body, sequence=self._received, key=self._keys.receive)
-            self._received += 1
-            self._unread = header.payload_bytes
-            if header.kind is Kind.PROBE:
-                self._received_before -= 1
-            elif self._kept:
-                self._forget_answered(self._kept)
-            return Frame(header.kind, frames.decode_body(body), header.payload_bytes, descriptors)
+            return self._frame_of(header, body, descriptors)
         except BaseException:
             for fd in descriptors:
                 os.close(fd)
             raise
+
+    def receive_now(self) -> Frame | None:
+        """As `receive`, without waiting: None if the frame is not whole yet. Its payload is then here, too.
+        The socket has a timeout, which does not count here.
+
+        Raises:
+            LinkError: the other side is gone.
+            FrameError: as `receive`; or a payload that has no place on a link that a Hub reads.
+        """
+        incoming = self._incoming
+        if incoming is None:
+            self._refuse_unread()
+            incoming = self._incoming = Incoming(self.sock, local=self.local, peer=self.peer)
+        try:
+            if incoming.payload is None:
+                if not incoming.read_head():
+                    return None
+                assert incoming.header is not None
+                if incoming.header.payload_bytes:
+                    # Verified first: only a peer with the keys makes us take memory for a payload.
+                    frames.verify(
+                        incoming.header, incoming.body, sequence=self._received, key=self._keys.receive
+                    )
+            if not incoming.read_payload():
+                return None
+            assert incoming.header is not None
+            frame = self._frame_of(incoming.header, incoming.body, incoming.descriptors)
+        except BaseException:
+            self._drop_incoming()
+            raise
+        if incoming.payload is None:
+            self._incoming = None
+        return frame
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a frame is here, whose rest `receive_now` waits for."""
+        return self._incoming is not None and not self._unread and self._incoming.begun
+
+    @property
+    def unread(self) -> int:
+        """Bytes of the last frame's payload that are still to be read."""
+        return self._unread
+
+    def _refuse_unread(self) -> None:
+        if self._unread:
+            raise FrameError(f"a payload of {self._unread:,} bytes from {self.peer} nobody expected")
+
+    def _frame_of(self, header: Header, body: bytearray, descriptors: list[int]) -> Frame:
+        """A frame whose header and body are here, and verified by this."""
+        frames.verify(header, body, sequence=self._received, key=self._keys.receive)
+        self._received += 1
+        self._unread = header.payload_bytes
+        if header.kind is Kind.PROBE:
+            self._received_before -= 1
+        elif self._kept:
+            self._forget_answered(self._kept)
+        return Frame(header.kind, frames.decode_body(body), header.payload_bytes, descriptors)
+
+    def _finish_incoming(self) -> Frame:
+        """Wait for the rest of a frame that a Hub has begun to read."""
+        self._refuse_unread()
+        timeout = self.sock.gettimeout()
+        while (frame := self.receive_now()) is None:
+            if not self.wait(3600 if timeout is None else timeout):
+                if self.begun:
+                    raise LinkError(f"{self.peer} stopped in the middle of a frame")
+                raise TimeoutError
+        return frame
+
+    def _drop_incoming(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+            self._incoming = None
 
     def read_into(self, views: Sequence[memoryview]) -> None:
         """Read the payload of the last frame into `views`; their sizes must add up to it."""
@@ -390,11 +477,16 @@ class Connection:
         room = sum(view.nbytes for view in views)
         if room != self._unread:
             raise FrameError(f"a payload of {self._unread:,} bytes from {self.peer}, expected {room:,}")
+        here = None if self._incoming is None else self._incoming.payload
         for position, view in enumerate(views):
-            self._fill(view)
+            if here is None:
+                self._fill(view)
+            else:
+                view.cast("B")[:], here = here[: view.nbytes], here[view.nbytes :]
             yield position
         self.payload_received += room
         self._unread = 0
+        self._incoming = None
 
     def read_blob(self, frame: Frame, limit: int) -> bytes:
         """The payload of the last frame as bytes, if it is within the limit."""
@@ -409,17 +501,30 @@ class Connection:
             frame.blob = bytes(room)
         return frame.blob
 
-    def send_aside(self) -> None:
+    def send_aside(self, limit: int | None = None) -> None:
         """From now on `send` does not wait for the other side to read: see `aside.py`. Payloads must not
-        change after they were sent, and neither descriptors nor pieces (`send_streamed`) are sent any more.
+        change after they were sent.
+
+        Args:
+            limit: maximum number of bytes that may wait, beside one frame of any size; None: any number.
         """
         if self._aside is None:
-            self._aside = Aside(self.sock)
+            self._aside = Aside(self.sock, limit)
+        else:
+            self._aside.limit = limit
 
-    def close(self) -> None:
-        """Close the socket. Safe to call twice."""
+    def close(self, *, linger: bool = True) -> None:
+        """Close the socket. Safe to call twice.
+
+        Args:
+            linger: wait a moment for the other side to read what was sent aside.
+        """
         if self._aside is not None:
-            self._aside.finish()
+            if linger:
+                self._aside.finish()
+            else:
+                self._aside.give_up()
+        self._drop_incoming()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

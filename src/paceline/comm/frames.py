@@ -14,6 +14,7 @@ parsed.
 import hashlib
 import hmac
 import json
+import math
 import struct
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -34,9 +35,13 @@ __all__ = [
     "parse_header",
     "tag_of",
     "verify",
+    "whole",
+    "wholes",
 ]
 
 T = TypeVar("T")
+_MOST = (1 << 53) - 1
+"""Counts and indices in bodies are at most this: JSON readers elsewhere take such numbers for floats."""
 Body: TypeAlias = JsonObject
 """The body of a frame: a JSON object."""
 _HEADER = struct.Struct("<2sBBIQQ")
@@ -106,6 +111,7 @@ class Kind(IntEnum):
     SNAPSHOT = 66  # controller → lead: save at the next opportunity
     EMPTY = 67  # controller → lead: let this server go
     END_EARLY = 68  # controller → lead: end the run in order
+    EXPECTED = 69  # controller → server: the processes that there are
     REDUCED = 70  # follower → lead: norms of its slices, after the first half of an update
     VECTOR_ANSWERS = 71  # follower → lead: results of operations on its part of vectors
     PLACED = 72  # follower → lead: it has all its slices of a placement
@@ -139,8 +145,13 @@ class Kind(IntEnum):
     STORE_NAMES = 116  # store → role: these
 
 
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
 _KINDS = {int(kind): kind for kind in Kind}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # made once: it is in every round
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 _BODY_LIMIT = {
     Kind.PUSH: 4 << 20,
     Kind.OFFER: _LARGE,
@@ -173,6 +184,7 @@ _BODY_LIMIT = {
     Kind.ROLE_START: 4 << 20,  # a role's configuration
     Kind.ALIVE: 4 << 20,  # what every role of a host uses
     Kind.STORE_NAMES: 4 << 20,
+    Kind.EXPECTED: 4 << 20,  # names every process
 }
 _WITH_PAYLOAD = frozenset(
     [
@@ -260,7 +272,9 @@ def verify(header: Header, body: bytes | bytearray, *, sequence: int, key: bytes
 def decode_body(body: bytes | bytearray) -> Body:
     """Parse a verified body: a JSON object. Raises FrameError."""
     try:
-        value = json.loads(body.decode())  # of bytes it would guess the encoding first
+        value = _DECODER.decode(body.decode())  # of bytes it would guess the encoding first
+        if b"\\ud" in body or b"\\uD" in body:  # half a character would fail later, where it is written
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FrameError(f"a body that is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -271,9 +285,40 @@ def decode_body(body: bytes | bytearray) -> Body:
 def field(body: Body, name: str, kind: type[T], default: T | None = None) -> T:
     """A field of a body, of the right type; FrameError if it is absent or another type."""
     value = body.get(name, default)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise FrameError(f"field {name!r} is {value!r:.80}, expected {kind.__name__}")
+    if not isinstance(value, kind) or (kind is int and not _is_number(value)):
+        raise FrameError(f"field {name!r} is {_shown(value)}, expected {kind.__name__}")
+    if kind is float and not math.isfinite(value):  # type: ignore[arg-type]
+        raise FrameError(f"field {name!r} is {value}, expected a finite number")
     return value
+
+
+def whole(body: Body, name: str, default: int | None = None) -> int:
+    """As `field`: a count or an index, 0 or more, and no more than any count of ours."""
+    value = field(body, name, int, default)
+    if not 0 <= value <= _MOST:
+        raise FrameError(f"field {name!r} is {value}, expected a whole number from 0 to {_MOST:,}")
+    return value
+
+
+def wholes(body: Body, name: str) -> list[int]:
+    """As `whole`, for a list of them; none if the field is absent."""
+    values = field(body, name, list, [])
+    if not all(type(each) is int and 0 <= each <= _MOST for each in values):
+        raise FrameError(f"field {name!r} has something else than whole numbers from 0 to {_MOST:,}")
+    return values
+
+
+def _is_number(value: object) -> bool:
+    """Whether an integer fits into 64 bits; JSON's have no bound."""
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _shown(value: object) -> str:
+    """For messages. Huge integers have no decimal form."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "a huge number"
 
 
 def _bound(kind: Kind, body_bytes: int, payload_bytes: int, error: type[PacelineError] = FrameError) -> None:

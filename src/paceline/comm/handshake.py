@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 
 from paceline.comm.tls import Stream
-from paceline.exceptions import AuthError
+from paceline.exceptions import AuthError, PeerBusy
 
 __all__ = ["Keys", "accept", "initiate", "new_secret", "receive_exactly"]
 
@@ -76,7 +76,8 @@ def accept(sock: Stream, secret: bytes, *, within_s: float) -> Keys:
 
 
 def receive_exactly(sock: Stream, count: int, when: str, deadline: float) -> bytes:
-    """`count` bytes before the deadline, or AuthError saying when the other side stopped."""
+    """`count` bytes before the deadline, or AuthError saying when the other side stopped: PeerBusy if it
+    closed the connection."""
     data = b""
     while len(data) < count:
         try:
@@ -88,9 +89,9 @@ def receive_exactly(sock: Stream, count: int, when: str, deadline: float) -> byt
         except TimeoutError:
             raise AuthError(f"the other side went silent {when}") from None
         except OSError as error:
-            raise AuthError(f"the connection broke {when}: {error}") from None
+            raise PeerBusy(f"the connection broke {when}: {error}") from None
         if not piece:
-            raise AuthError(
+            raise PeerBusy(
                 f"the other side closed the connection {when}; if it belongs to this run, the secrets differ"
             )
         data += piece

@@ -1,13 +1,16 @@
 """One thread that serves many connections: accepts, authenticates, reads frames, calls back.
 
-Newcomers are authenticated in a thread of their own, so that a stranger holds up no other connection. Other
-threads hand work to the hub's thread with `post`. Servers and the controller are built on it.
+No peer can hold it up. Newcomers are authenticated in a thread of their own. A frame is read as it comes, and
+handled when it is whole; what a peer does not read waits aside. Each has its own deadline, after which that
+connection ends, and no other. Other threads hand work to the hub's thread with `post`. Servers and the
+controller are built on it.
 """
 
-import collections
 import contextlib
 import errno
+import os
 import queue
+import resource
 import select
 import selectors
 import socket
@@ -20,18 +23,25 @@ from paceline.comm.clocks import answer_clock
 from paceline.comm.connection import Connection, Frame
 from paceline.comm.errors import error_body
 from paceline.comm.frames import Body, Kind, field
-from paceline.comm.meeting import Listener, accept
+from paceline.comm.meeting import HANDSHAKE_S, Listener, accept
+from paceline.comm.newcomers import Newcomers
 from paceline.comm.tls import Secret, SecureSocket
 from paceline.exceptions import AuthError, FrameError, LinkError, PacelineError
 
 __all__ = ["Hub", "HubHandler"]
 
 _MAX_NEWCOMERS = 64
-"""Connections of one kind that may be authenticating at once; more are closed at once. Strangers come by
-TCP, so they cannot keep out roles of this host."""
-
-
+"""Connections of one kind that may be authenticating at once. Strangers come by TCP, so they cannot keep out
+roles of this host."""
+_MOST_WAITING_BYTES = 8 << 20
+"""Maximum number of bytes that wait for a peer to read them, beside one frame of any size. Servers may lag
+behind each other for a while, as long as the deadline lets them."""
 _EVERYWHERE = ("", "0.0.0.0", "::")
+_ROLES = ("server", "worker")
+_MOST_ROLES = 1 << 20
+"""Ranks are below this."""
+_ROOM_S = 0.002
+"""How long the thread of a connection that was ended to make room has to close it."""
 
 
 class HubHandler(Protocol):
@@ -76,7 +86,8 @@ class Hub:
         self._secret = secret
         self._patience_s = patience_s
         self._clock_ns = clock_ns
-        self._newcomers: collections.Counter[int] = collections.Counter()
+        most = min(_MAX_NEWCOMERS, max(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        self._newcomers = {sock.family: Newcomers(most) for sock in listener.sockets}
         self.spin_s = 0.0
         self._busy = False
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -86,6 +97,8 @@ class Hub:
         self._served: set[Connection] = set()
         self._secure: set[Connection] = set()
         """Those of them that read ahead."""
+        self._begun: dict[Connection, float] = {}
+        """Connections in the middle of a frame, and until when more of it must come."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakened, selectors.EVENT_READ)
         for sock in listener.sockets:
@@ -100,6 +113,8 @@ class Hub:
         Raises:
             OSError: there are no file descriptors left for a connection that waits.
         """
+        if self._begun:
+            timeout_s = min(timeout_s, self._end_late())
         ready = self._waiting() or self._look() or self._selector.select(timeout_s)
         self._busy = bool(ready)
         for key, _ in ready:
@@ -143,6 +158,7 @@ class Hub:
     def add(self, connection: Connection) -> None:
         """Serve a connection that this side opened, or took out with `release`."""
         connection.sock.settimeout(self._patience_s)
+        connection.send_aside(None if connection.peer.startswith("server:") else _MOST_WAITING_BYTES)
         self._selector.register(connection, selectors.EVENT_READ)
         self._served.add(connection)
         if isinstance(connection.sock, SecureSocket):
@@ -152,11 +168,13 @@ class Hub:
         """Stop reading a connection; it stays open."""
         self._served.discard(connection)
         self._secure.discard(connection)
+        self._begun.pop(connection, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
 
     def handle(self, connection: Connection, frame: Frame) -> None:
-        """Give a frame to the handler; what it refuses is sent back and ends the connection."""
+        """Give a frame to the handler; what it refuses is sent back and ends the connection. Descriptors that
+        the handler does not take out of the frame are closed."""
         try:
             self.handler.on_frame(connection, frame)
         except PacelineError as error:
@@ -164,11 +182,14 @@ class Hub:
             if not (broke and connection.keeps):  # it goes on over another socket, where it would be told
                 refuse(connection, error)
             self.end(connection, str(error))
+        finally:
+            while frame.descriptors:
+                os.close(frame.descriptors.pop())
 
     def end(self, connection: Connection, reason: str) -> None:
         """Close a connection and tell the handler."""
         self.release(connection)
-        connection.close()
+        connection.close(linger=False)
         self.handler.on_end(connection, reason)
 
     def close(self) -> None:
@@ -180,9 +201,7 @@ class Hub:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            frame = connection.receive()
-        except TimeoutError:
-            return
+            frame = connection.receive_now()
         except FrameError as error:
             if not connection.keeps:  # else it comes again over another socket
                 refuse(connection, error)
@@ -190,61 +209,96 @@ class Hub:
         except LinkError as error:
             self.end(connection, str(error))
         else:
-            self.handle(connection, frame)
+            if frame is not None:
+                if self._begun:
+                    self._begun.pop(connection, None)
+                self.handle(connection, frame)
+                if connection.unread and connection in self._served:
+                    left = f"a payload of {connection.unread:,} bytes from {connection.peer} nobody expected"
+                    refuse(connection, FrameError(left))
+                    self.end(connection, f"refused what it sent: {left}")
+            elif connection.begun:
+                self._begun[connection] = time.monotonic() + self._patience_s
+
+    def _end_late(self) -> float:
+        """End connections that have stopped in the middle of a frame. Returns the seconds until the next."""
+        now = time.monotonic()
+        for connection, until in list(self._begun.items()):
+            if until <= now:
+                self.end(connection, f"{connection.peer} stopped in the middle of a frame")
+        return max(0.0, min(self._begun.values(), default=now + self._patience_s) - now)
 
     def accept(self, listening: socket.socket) -> None:
         """Accept a connection that is announced, if it is still there, and authenticate it in a thread.
 
         Raises:
-            OSError: there are no file descriptors left.
+            OSError: there are no file descriptors left, and no stranger who could give one back.
         """
+        newcomers = self._newcomers[listening.family]
         try:
             sock, _ = listening.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return  # it went away before we looked
+            if not any(each.make_room() for each in self._newcomers.values()):
                 raise  # it would wait there for ever, and we would look again and again
-            return  # it went away before we looked
-        if self._newcomers[sock.family] >= _MAX_NEWCOMERS:
-            sock.close()
-            self.handler.on_stranger("too many connections authenticating at once")
+            time.sleep(_ROOM_S)  # the thread of the one that was ended closes it
             return
-        self._newcomers[sock.family] += 1
-        threading.Thread(target=self._meet, args=(sock,), name="newcomer", daemon=True).start()
+        newcomers.add(sock, _address_of(sock))
+        try:
+            threading.Thread(target=self._meet, args=(sock,), name="newcomer", daemon=True).start()
+        except RuntimeError as error:  # the system has no thread left
+            newcomers.done(sock)
+            sock.close()
+            self.handler.on_stranger(f"no thread to authenticate it in: {error}")
 
     def _meet(self, sock: socket.socket) -> None:
-        connection, family = None, sock.family
+        connection, newcomers = None, self._newcomers[sock.family]
         try:
             connection = accept(sock, self._secret)
-            connection.sock.settimeout(self._patience_s)
+            newcomers.done(sock)
+            connection.sock.settimeout(HANDSHAKE_S)
             hello = answer_clock(connection, self._clock_ns)
             if hello.kind is not Kind.HELLO:
                 raise FrameError(f"{hello.kind.name} instead of HELLO")
-            role, rank = field(hello.body, "role", str), field(hello.body, "rank", int)
-            connection.check_role(role)
-            connection.peer = f"{role}:{rank}"
+            connection.peer = _name_of(connection, hello)
         except (LinkError, TimeoutError) as error:
-            reason = str(error)
+            ended = newcomers.done(sock)
+            reason = "too many connections authenticating at once" if ended else str(error)
             if connection is not None and isinstance(error, AuthError):
                 refuse(connection, error)  # it knows the secret: it may know why
-            self.post(lambda: self._turn_away(family, reason))
+            self.post(lambda: self.handler.on_stranger(reason))
             if connection is not None:
                 connection.close()
         else:
             newcomer = connection
             self.post(lambda: self._welcome(newcomer, hello.body))
 
-    def _turn_away(self, family: int, reason: str) -> None:
-        self._newcomers[family] -= 1
-        self.handler.on_stranger(reason)
-
     def _welcome(self, connection: Connection, body: Body) -> None:
-        self._newcomers[connection.sock.family] -= 1
         self.add(connection)
         try:
             self.handler.on_hello(connection, body)
         except PacelineError as error:
             refuse(connection, error)
             self.end(connection, str(error))
+
+
+def _address_of(sock: socket.socket) -> str:
+    """The host at the other end; one for all of them on a unix socket."""
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return ""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+def _name_of(connection: Connection, hello: Frame) -> str:
+    """The name of the role that says hello. Raises AuthError or FrameError if it cannot be that."""
+    role, rank = field(hello.body, "role", str), field(hello.body, "rank", int)
+    if role not in _ROLES or not 0 <= rank < _MOST_ROLES:
+        raise FrameError(f"{role[:40]}:{rank} is no role of a run")
+    connection.check_role(role)
+    return f"{role}:{rank}"
 
 
 def refuse(connection: Connection, error: PacelineError) -> None:

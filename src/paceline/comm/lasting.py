@@ -206,12 +206,12 @@ class LastingLink(Connection):
             for kind, body in self._pending.take():
                 self.send(kind, body)
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         """Close the socket. A link that no Hub reads (a Hub closes what has ended, and the role dials again)
         also stops looking for a successor."""
         with self._state:
             self._dialler.given_up = self._back is None
-            super().close()
+            super().close(linger=linger)
 
     def _come_back(self) -> None:
         try:

@@ -1,20 +1,25 @@
 """How two roles meet: one listens, the other connects, and both prove who they are."""
 
+import random
 import secrets
 import socket
 import sys
+import time
 
 from paceline.comm import handshake
 from paceline.comm.connection import Connection
 from paceline.comm.impairment import LinkConditions
 from paceline.comm.stream_schemes import SCHEMES, Address, scheme_of
 from paceline.comm.tls import SecureSocket, Stream
-from paceline.exceptions import AuthError, LinkError
+from paceline.exceptions import AuthError, LinkError, PeerBusy
 
 __all__ = ["Address", "Listener", "accept", "connect"]
 
 HANDSHAKE_S = 5.0
 """A stranger may hold a connection open for this long."""
+_AGAIN_S = (0.02, 1.0)
+"""The first pause before dialling again, and the longest. Each is shortened at random, so that roles which
+were turned away together do not come back together."""
 
 
 class Listener:
@@ -96,6 +101,7 @@ def connect(
     peer: str,
     link: str = "auto",
     conditions: LinkConditions | None = None,
+    redial_s: float = 0.0,
 ) -> Connection:
     """Connect to a Listener and authenticate both ways.
 
@@ -105,11 +111,35 @@ def connect(
         link: "auto" meets on the unix name if it can and uses TCP otherwise; "tcp" and "shm" force
             one.
         conditions: of a worse link to emulate (`paceline.testing.slow_links`), which is a TCP link.
+        redial_s: how long to dial again, after longer and longer pauses, while the other side is there and
+            closes the connection before it has authenticated: strangers may be crowding it.
 
     Raises:
         LinkError: no process listens there.
         AuthError: the process that listens there does not know the secret, or is silent.
     """
+    until, (pause, longest) = time.monotonic() + redial_s, _AGAIN_S
+    jitter, calls = random.Random(), 0  # of its own: the script's random numbers stay as they are
+    while True:
+        calls += 1
+        try:
+            return _dial(address, secret, peer, link, conditions)
+        except PeerBusy as error:
+            if time.monotonic() >= until:
+                if calls == 1:
+                    raise
+                raise PeerBusy(
+                    f"{error}. Dialled {calls} times in {redial_s:g} s: it may have too many newcomers, "
+                    "strangers among them"
+                ) from None
+        time.sleep(min(pause * jitter.uniform(0.5, 1.0), max(0.0, until - time.monotonic())))
+        pause = min(2 * pause, longest)
+
+
+def _dial(
+    address: Address, secret: bytes, peer: str, link: str, conditions: LinkConditions | None
+) -> Connection:
+    """Connect and authenticate once. Raises as `connect`; PeerBusy if another try may help."""
     sock = None
     if link != "tcp" and conditions is None:
         try:
@@ -132,14 +162,18 @@ def connect(
             else:
                 connection.sock = worse
     except OSError as error:
+        where = f"{address.host}:{address.port}"
+        text = f"cannot connect to {peer} at {where}: {error}"
         if sock is not None:
             sock.close()
-        where = f"{address.host}:{address.port}"
-        raise LinkError(f"cannot connect to {peer} at {where}: {error}") from error
+            raise PeerBusy(text) from error  # it was there, and hung up
+        if isinstance(error, TimeoutError):
+            raise PeerBusy(text) from error  # its queue of newcomers is full
+        raise LinkError(text) from error
     except AuthError as error:
         assert sock is not None
         sock.close()
-        raise AuthError(f"{peer}: {error}") from None
+        raise type(error)(f"{peer}: {error}") from None
     connection.peer = peer
     return connection
 

@@ -142,7 +142,7 @@ class Catalogue(Generic[M]):
             try:
                 values[name] = read(value)
             except (TypeError, ValueError, OverflowError):
-                raise FrameError(f"field {name!r} of a {kind.name} is {value!r:.80}") from None
+                raise FrameError(f"field {name!r} of a {kind.name} is {_shown(value)}") from None
         if not codec.required <= values.keys():
             missing = min(codec.required - values.keys())
             raise FrameError(f"a {kind.name} without the field {missing!r}")
@@ -162,6 +162,14 @@ def _exactly(kind: type) -> _Convert:
     return read
 
 
+def _read_int(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    if not -(1 << 63) <= value < 1 << 63:  # JSON's have no bound
+        raise OverflowError
+    return value
+
+
 def _read_float(value: Any) -> float:
     if type(value) is str:
         if value not in _INFINITE:
@@ -177,7 +185,7 @@ def _write_float(value: float) -> float | str:
 
 
 def _read_number_key(key: str) -> int:
-    number = int(key)
+    number = _read_int(int(key))
     if str(number) != key:
         raise ValueError
     return number
@@ -195,7 +203,9 @@ def _of_optional(annotation: Any) -> Any:
 def _reader(annotation: Any) -> _Convert:
     if annotation is float:
         return _read_float
-    if annotation in (int, bool, str):
+    if annotation is int:
+        return _read_int
+    if annotation in (bool, str):
         return _exactly(annotation)
     if annotation == Json:
         return _as_it_is
@@ -276,3 +286,11 @@ def _form_of(annotation: Any) -> JsonForm:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _shown(value: Any) -> str:
+    """For messages. Huge integers have no decimal form."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "a huge number"

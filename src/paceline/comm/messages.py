@@ -38,6 +38,7 @@ __all__ = [
     "ReplaceWorker",
     "RoleError",
     "RoleFinished",
+    "RolesExpected",
     "RunEndsEarly",
     "SaveBegun",
     "SaveCut",
@@ -218,6 +219,14 @@ class ServerAddresses(NamedTuple):
     lead: int
 
 
+@message(Kind.EXPECTED)
+class RolesExpected(NamedTuple):
+    """The run's processes by rank, and the incarnation of each: others may not take their places."""
+
+    workers: dict[int, int]
+    servers: dict[int, int]
+
+
 @message(Kind.STOP)
 class StopServing(NamedTuple):
     """End this server."""
@@ -305,6 +314,7 @@ ToController = (
 )
 FromController = (
     ServerAddresses
+    | RolesExpected
     | StopServing
     | LastWordsKept
     | SaveNow

@@ -45,6 +45,8 @@ class ModelMessage(PreparedModel):
     checkpoint: str | None
     """Path of the one that the run goes on from."""
     placement: Placement
+    takes_part: bool
+    """The follower executes the order from its beginning on."""
     extras_bytes: int
     """Bytes of frozen parameters and initial buffers; 0 without replicas."""
 
@@ -69,6 +71,8 @@ class OrderEntered(NamedTuple):
     answered: dict[int, int]
     """Number of each worker's last request that is answered before this position."""
     placement: Placement
+    incarnations: dict[int, int]
+    """The processes of the workers that made those requests."""
     decider: Json = None
     """State of the leader's decider; None without replicas."""
     records: Json = None

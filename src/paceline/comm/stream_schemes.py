@@ -15,7 +15,7 @@ from paceline.comm.frames import Body, field
 from paceline.comm.tls import Secret, SecureSocket, Stream, secure
 from paceline.exceptions import AuthError
 
-__all__ = ["SCHEMES", "Address", "StreamScheme", "scheme_of"]
+__all__ = ["SCHEMES", "Address", "StreamScheme", "pid_of_peer", "scheme_of"]
 
 _UCRED_BYTES = 12
 
@@ -151,6 +151,14 @@ def _check_listener(stream: SecureSocket, peer: str, host: str) -> None:
         )
     if named.hosts and host not in named.hosts:
         raise AuthError(f"its certificate is good for {', '.join(named.hosts)}, and it was reached at {host}")
+
+
+def pid_of_peer(sock: Stream) -> int | None:
+    """The process that dialled a unix socket, as the kernel says; None for other sockets."""
+    if not isinstance(sock, socket.socket) or sock.family != getattr(socket, "AF_UNIX", None):
+        return None
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED_BYTES)
+    return int.from_bytes(raw[:4], sys.byteorder)
 
 
 def _check_same_user(sock: socket.socket) -> None:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from socket import IPPROTO_TCP, SHUT_WR, TCP_NODELAY, socket
 from typing import Any, Self
 
-from paceline.exceptions import AuthError
+from paceline.exceptions import AuthError, PeerBusy
 
 __all__ = [
     "ROLES",
@@ -132,6 +132,8 @@ class SecureSocket:
         self._incoming = incoming
         self.outgoing = outgoing
         self._lock = threading.Lock()
+        self._starved = False
+        """What was received is only the beginning of a record."""
         self._room = memoryview(bytearray(_CHUNK_BYTES))
 
     @functools.cached_property
@@ -141,9 +143,9 @@ class SecureSocket:
 
     @property
     def waiting(self) -> bool:
-        """Whether received data is still to be read."""
+        """Whether received data is still to be read, without more from the socket."""
         with self._lock:
-            return bool(self.tls.pending() or self._incoming.pending)
+            return bool(self.tls.pending() or (self._incoming.pending and not self._starved))
 
     def sendall(self, data: bytes | memoryview) -> None:
         """As a socket's."""
@@ -172,8 +174,22 @@ class SecureSocket:
                 raise
             if not received:
                 return 0  # frames say how long they are: an early end is no end of one
+            self._take(received)
+
+    def recv_now(self, buffer: memoryview) -> int:
+        """As `recv_into`, without waiting. BlockingIOError: nothing that could be read is here."""
+        while True:
             with self._lock:
-                self._incoming.write(self._room[:received])
+                if count := self._decrypt(buffer):
+                    return count
+            if not (received := os.readv(self._sock.fileno(), [self._room])):
+                return 0
+            self._take(received)
+
+    def _take(self, received: int) -> None:
+        with self._lock:
+            self._incoming.write(self._room[:received])
+            self._starved = False
 
     def _decrypt(self, room: memoryview) -> int:
         """How many bytes could be read; 0: more must be received first."""
@@ -184,7 +200,7 @@ class SecureSocket:
                 count = int(got)
                 done += count
         except ssl.SSLWantReadError:
-            pass
+            self._starved = True
         except ssl.SSLError as error:
             raise ConnectionError(_told(error)) from error
         return done
@@ -273,7 +289,7 @@ def shake_hands(sock: socket, context: ssl.SSLContext, *, listening: bool, withi
             sock.sendall(outgoing.read())
             data = _receive(sock, deadline)
             if not data:
-                raise AuthError(
+                raise PeerBusy(
                     "the other side closed the connection instead of speaking TLS; if it belongs to this "
                     "run, it was started without --tls, or its log says why"
                 ) from None

@@ -397,6 +397,8 @@ class AttachedReply:
     next: Json = None
     stop: bool = False
     placement: Json = None
+    servers: dict[int, JsonObject] | None = None
+    """Addresses of all servers: some may have come while the worker joined."""
     owned: tuple[int, ...] | None = None
     parameters: str | None = None
     """Handle of the device memory with the parameters; the gradients' and the copy's follow."""

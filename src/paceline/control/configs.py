@@ -11,7 +11,7 @@ from paceline.core.json_types import JsonObject
 from paceline.engines import HostInfo
 from paceline.observe.record.thinning import value_rows
 from paceline.plan import Plan
-from paceline.plan.job import settings_for
+from paceline.plan.job_settings import settings_for
 from paceline.plan.option import RoleKind
 from paceline.plan.program_check import search_path
 

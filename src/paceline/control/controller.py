@@ -28,7 +28,7 @@ from paceline.comm.messages import (
 )
 from paceline.control.awaited_save import AwaitedSave
 from paceline.control.beginning import Beginning, new_run
-from paceline.control.hearing import Hearing
+from paceline.control.hearing import Hearing, expected_roles
 from paceline.control.interrupts import interrupts
 from paceline.control.journal import Journal, Knowledge, kept_status
 from paceline.control.mode_switches import GUARD, ModeSwitches
@@ -122,6 +122,7 @@ class Controller:
             patience_s=job.deadline_s,
             clock_ns=begin.clock_ns,
             replaced=machine.outdated,
+            known=machine.knows,
         )
         self._processes = RoleProcesses(
             plan,
@@ -393,6 +394,8 @@ class Controller:
             worker = self.status.workers.setdefault(rank, WorkerStatus(rank=rank))
             worker.restarts = machine.restarts[rank]
             worker.state = "starting"
+        for server in self._links.connected("server"):  # before it can come to them
+            self._links.tell(server, expected_roles(machine))
         host = self._processes.start(launch, around)
         if self.status.hosts:
             self._record.role_on_host(launch.role, rank, host)

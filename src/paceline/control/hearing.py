@@ -14,6 +14,7 @@ from paceline.comm.messages import (
     ReplaceWorker,
     RoleError,
     RoleFinished,
+    RolesExpected,
     RunEndsEarly,
     SaveBegun,
     SaveCut,
@@ -42,7 +43,7 @@ from paceline.core.run_machine import RunMachine
 from paceline.exceptions import FrameError, ScriptExit, UpdateOverflow, UsageError
 from paceline.observe import ServerStatus, WorkerStatus
 
-__all__ = ["Hearing"]
+__all__ = ["Hearing", "expected_roles"]
 
 
 class Hearing:
@@ -115,6 +116,7 @@ class Hearing:
                 self._reports.metrics(rank, message)
             case ServerListening(address):
                 self._links.locate(rank, address)
+                self._links.tell(said.name, expected_roles(self._machine))
                 return [*self._machine.server_ready(rank), *self._takeover.decisions_if_rebuilt()]
             case ServerReport():
                 self._reports.server(rank, message)
@@ -204,6 +206,11 @@ class Hearing:
                 return self._machine.give_up(message)
             case _:
                 assert_never(verdict)
+
+
+def expected_roles(machine: RunMachine) -> RolesExpected:
+    """What servers must know of the run's processes."""
+    return RolesExpected({**machine.incarnations}, {**machine.server_incarnations})
 
 
 def _cause(report: RoleError) -> Cause:

@@ -7,12 +7,23 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from paceline.comm import Address, Connection, Frame, Hub, Listener, Secret
 from paceline.comm.frames import Body, field
 from paceline.comm.hub import refuse
-from paceline.comm.messages import TO_CONTROLLER, FromController, ServerAddresses, ToController
+from paceline.comm.messages import (
+    TO_CONTROLLER,
+    FromController,
+    LoggedMetrics,
+    RoleError,
+    RoleFinished,
+    ServerAddresses,
+    ToController,
+    UserNote,
+    WorkerReport,
+)
+from paceline.comm.stream_schemes import pid_of_peer
 from paceline.exceptions import FrameError, LinkError, PacelineError
 
 __all__ = ["Joined", "LinkEvent", "RoleLinks", "Said", "StopSignal", "TurnedAway"]
@@ -53,11 +64,21 @@ class StopSignal(NamedTuple):
 LinkEvent = Joined | Said | TurnedAway | StopSignal
 
 
+_OF_BOTH = (RoleError, UserNote)
+_OF_WORKERS = (RoleFinished, WorkerReport, LoggedMetrics)
+_MAY_SAY = {
+    "worker": _OF_BOTH + _OF_WORKERS,
+    "server": tuple(each for each in get_args(ToController) if each not in _OF_WORKERS),
+}
+"""Classes of messages that a role may send."""
+
+
 class RoleLinks:
     """Links to the roles of one run.
 
     Args:
         replaced: says whether a newer incarnation has replaced a process: role, rank, incarnation.
+        known: says whether there ever was such a process.
     """
 
     def __init__(
@@ -68,10 +89,14 @@ class RoleLinks:
         patience_s: float,
         clock_ns: int,
         replaced: Callable[[str, int, int], bool],
+        known: Callable[[str, int, int], bool],
     ) -> None:
         self._hub = Hub(self, listener, secret, patience_s=patience_s, clock_ns=clock_ns)
         self._replaced = replaced
+        self._known = known
         self._links: dict[str, Connection] = {}
+        self._processes: dict[tuple[str, int], int | None] = {}
+        """The process of each role and incarnation that has connected, as the kernel says."""
         self._addresses: dict[int, Body] = {}
         self._heard: dict[int, float] = {}
         """When each server sent its last report."""
@@ -102,8 +127,14 @@ class RoleLinks:
         role, rank = field(body, "role", str), field(body, "rank", int)
         if role not in ("server", "worker"):
             raise FrameError(f"an unknown role {role!r}")
-        if not self.admits_replaced and self._replaced(role, rank, field(body, "incarnation", int)):
+        incarnation = field(body, "incarnation", int)
+        if not self._known(role, rank, incarnation):
+            raise FrameError(f"{name}, incarnation {incarnation}, is no process of this run")
+        if not self.admits_replaced and self._replaced(role, rank, incarnation):
             raise FrameError(f"{name} was replaced")
+        process = pid_of_peer(connection.sock)
+        if self._processes.setdefault((name, incarnation), process) != process:
+            raise FrameError(f"{name} is another process, which connected before")
         pid = field(body, "pid", int)
         older = self._links.get(name)
         if older is not None:
@@ -116,6 +147,8 @@ class RoleLinks:
         """A role sent a frame. See HubHandler."""
         role, _, rank = connection.peer.partition(":")
         said = TO_CONTROLLER.read(frame.kind, frame.body)
+        if not isinstance(said, _MAY_SAY[role]):
+            raise FrameError(f"a {role} does not send {frame.kind.name} to the controller")
         self._inbox.append(Said(role, int(rank), said, connection))
 
     def on_end(self, connection: Connection, reason: str) -> None:

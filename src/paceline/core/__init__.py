@@ -19,6 +19,8 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `readers.py`    Readers: how far each worker is in the run's epochs; workers that wait for leases.
 * `health.py`     Health: workers whose gradients are not finite again and again.
 * `sampler_orders.py`  SamplerOrders: all workers draw the same order of an epoch's samples.
+* `claims.py`     what a worker claims of its push, within what its leases allow.
+* `limited_lines.py`  LimitedLines: a record that strangers cannot fill a disk with.
 * `totals.py`     Totals: the counts of a run; Applied: the record of a push.
 * `out_of_step.py` OutOfStep: workers that step the run's optimizers in different orders.
 * `rulings.py`    Ruling: all that follows from an event.
@@ -27,6 +29,7 @@ Events in, instructions out. The live servers, the property tests and the simula
 * `placement_changes.py`  PlacementChanges: servers that come and go, and the placement that follows.
 * `dealing.py`    whether samples can be dealt out as a mode wants it.
 * `local_spec.py` LocalSpec: how one worker computes a batch, in threads or processes.
+* `pipeline_spec.py` PipelineSpec: models in stages, batches in micro-batches: schedules, where to cut.
 * `rows.py`       Rows, Groups: the leases of a group of workers, of which every member reads its part.
 * `norms.py`      NormBound: gradients that are absurd, though finite; SliceNorms: norm of a clipped update.
 * `staleness.py`  RecentUpdates: how many versions an optimizer's parameters gained since a worker read them.

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from paceline.core import events
 from paceline.core.ballot import Ballot
+from paceline.core.claims import believed
 from paceline.core.collective_calls import CollectiveCalls
 from paceline.core.decider_state import DeciderState
 from paceline.core.descent import Descent
@@ -266,6 +267,10 @@ class Decider:
             self._note_early_ends(worker)
         if (epoch := readers.looking.pop(worker, None)) is not None:
             self._note_early_ends(worker, epoch)
+        if self.book is not None:
+            push, doubt = believed(push, self.book)
+            if doubt is not None and doubt not in self.news:
+                self.news.append(doubt)
         push = self.pushes.arrive(push)
         self.collectives.stepped(worker)
         readers.parked.pop(worker, None)

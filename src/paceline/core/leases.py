@@ -200,9 +200,8 @@ class LeaseBook:
         Args:
             worker: who asks; strangers get nothing.
             epoch: the one that the worker is in.
-            limit: how many at most (in a by-round book: of how many rounds). A first-come book
-                gives fewer towards the end of an epoch, so that the last ones finish together, and
-                copies one at a time.
+            limit: how many at most (in a by-round book: of how many rounds). A first-come book gives fewer
+                towards the end of an epoch, so that the last ones finish together, and copies one by one.
         """
         if worker not in self._taken or epoch < self.epoch:
             return ()
@@ -220,11 +219,17 @@ class LeaseBook:
     def fresh(self, worker: int, ids: Iterable[int]) -> bool:
         """Whether all of these leases are still to be done, by this worker. To be asked before an update.
 
-        If one of them is not, its twin was first, or the worker has lost it: the update would count
-        samples again that were applied already. Leave it out, and `give_back` the ids: those that are
-        still to be done are dealt again.
+        If not, its twin was first, or the worker has lost it: the update would count samples again that were
+        applied already. Leave it out, and `give_back` the ids.
         """
         return self._taken.get(worker, {}).keys() >= set(ids)
+
+    def most_samples(self, worker: int, ids: Iterable[int], of_a_batch: int) -> int:
+        """How many samples a push can have that these leases of a worker were used for: a batch for each that
+        it holds, or one."""
+        held = self._taken.get(worker, {}).keys() & set(ids)
+        batch = of_a_batch if self._batch_size == 1 else self._batch_size
+        return max(1, len(held)) * self._widths.get(worker, 1) * batch
 
     def superseded(self, ids: Iterable[int]) -> bool:
         """Whether somebody else was first with one of these leases. It is told once."""
@@ -276,10 +281,8 @@ class LeaseBook:
         return samples
 
     def carry(self, worker: int, ids: Iterable[int]) -> None:
-        """The worker read these to the end of its epoch, but their update comes later (accumulation).
-
-        The epoch turns without them; they are finished, or unused, when that is known.
-        """
+        """The worker read these to the end of its epoch, but their update comes later (accumulation). The
+        epoch turns without them; they are finished, or unused, when that is known."""
         self._carried.update(number for number in ids if number in self._taken.get(worker, {}))
 
     def resize(self, worker: int, ids: Iterable[int], factor: float) -> None:

@@ -169,6 +169,11 @@ class RunMachine:
         numbers = self.server_incarnations if role == "server" else self.incarnations
         return incarnation < numbers.get(rank, 0)
 
+    def knows(self, role: str, rank: int, incarnation: int) -> bool:
+        """Whether this process was ever started."""
+        numbers = self.server_incarnations if role == "server" else self.incarnations
+        return 0 <= incarnation <= numbers.get(rank, -1)
+
     @property
     def wanted(self) -> list[Launch]:
         """The processes that should be running, without finished workers."""
@@ -368,7 +373,8 @@ class RunMachine:
             RunState.FINISHING,
             RunState.STOPPING,
         )
-        copies = min(self._replicas, self._num_servers - 1)
+        # A server that hands over its slices may hold none of them any more.
+        copies = min(self._replicas, len(self.serving) - 1)
         enough = self._covered and len(self._missing | {rank}) <= copies
         return going_on and enough and self._used < self._max_restarts
 
@@ -534,6 +540,9 @@ class RunMachine:
         role = next((name for name in self._suspects if name not in self._broken), next(iter(self._suspects)))
         message, traceback = self._suspects[role]
         links = {name for name in self._suspects if name in self._broken and name.startswith("worker:")}
+        if role.startswith("server:") and self._suspects.keys() <= self._broken and not self._closing:
+            # It lost a server that had no other copies, although the servers seemed to have them.
+            return self._go_back(role, ProcessEnd(Cause.CRASHED, f"cannot go on: {message}"), traceback)
         if links != set(self._suspects) or self._groups or self._used + len(links) > self._max_restarts:
             return self._fail(role, message, traceback)
         # Only links of workers broke and no process died: restart those workers.

@@ -17,6 +17,7 @@ street_scenes.py      drawn streets with pedestrians, for KITTI
 fire_scenes.py        drawn landscapes with fire and smoke, for the photos
 accuracy.py           how good a classifier is
 average_precision.py  how good a detector is
+pictures.py           pictures of what a trained model does
 options.py            the options that all examples have
 """
 

@@ -18,7 +18,9 @@ def existing_folder(data: str | Path) -> Path:
     if not folder.is_dir():
         raise DataError(f"{folder} is a file; --data takes the directory that holds the data set.")
     if not any(folder.iterdir()):
-        raise DataError(f"the data directory {folder} is empty.")
+        raise DataError(
+            f"the data directory {folder} is empty. Unpack the data set into it, or use --data synthetic."
+        )
     return folder
 
 

@@ -3,13 +3,22 @@
 import argparse
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from paceline.exceptions import UsageError
 
-__all__ = ["EMBEDDED", "SYNTHETIC", "data_options", "ends_with_message", "source_of", "vision"]
+__all__ = [
+    "EMBEDDED",
+    "SYNTHETIC",
+    "data_options",
+    "ends_with_message",
+    "left_out",
+    "marks_of",
+    "source_of",
+    "vision",
+]
 
 SYNTHETIC = "synthetic"
 """What `--data` takes instead of a directory, to train on generated data."""
@@ -26,7 +35,7 @@ def data_options(
     default: str = SYNTHETIC,
     skip_broken: bool = False,
 ) -> None:
-    """Add `--data`, `--epochs`, `--steps` and `--batch-size`.
+    """Add `--data`, `--epochs`, `--steps`, `--batch-size` and `--picture`.
 
     Args:
         parser: the script's own.
@@ -45,6 +54,9 @@ def data_options(
     parser.add_argument("--epochs", type=_positive, default=epochs, help="default: %(default)s")
     parser.add_argument("--steps", type=_positive, help="train for this many steps of each worker instead")
     parser.add_argument("--batch-size", type=_positive, default=batch_size, help="default: %(default)s")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw what the trained model does, into this file, .png or .jpg"
+    )
     if skip_broken:
         parser.add_argument(
             "--skip-broken", action="store_true", help="leave unreadable files out, and say how many"
@@ -54,6 +66,16 @@ def data_options(
 def source_of(data: str) -> str:
     """What an output says about where its data is from."""
     return {SYNTHETIC: "synthetic data", EMBEDDED: "scikit-learn's digits"}.get(data, data)
+
+
+def left_out(skipped: Sequence[str]) -> str:
+    """What an output says about files that `--skip-broken` left out; nothing if there are none."""
+    return f", {len(skipped)} broken file{'s' * (len(skipped) != 1)} left out" if skipped else ""
+
+
+def marks_of(data: str) -> dict[str, float]:
+    """What a script logs beside its result: generated data shows in reports, comparisons and exports, too."""
+    return {"synthetic_data": 1.0} if data == SYNTHETIC else {}
 
 
 def ends_with_message(main: Callable[[], None]) -> Callable[[], None]:

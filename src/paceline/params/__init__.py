@@ -24,7 +24,14 @@ from paceline.params.flat import (
 )
 from paceline.params.fused import use_fused
 from paceline.params.numerics import Numerics
-from paceline.params.optimizer_spec import GroupSettings, OptimizerSpec, Setting, as_json, settings_of
+from paceline.params.optimizer_spec import (
+    GroupSettings,
+    OptimizerSpec,
+    Setting,
+    as_json,
+    checked_settings,
+    settings_of,
+)
 from paceline.params.state_book import StateBook, apart
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
     "as_json",
     "bind",
     "bytes_of",
+    "checked_settings",
     "describe",
     "dtype_named",
     "flat_view",

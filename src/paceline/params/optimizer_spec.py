@@ -4,7 +4,7 @@ import importlib
 import inspect
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from paceline.core.layout import Layout
 from paceline.exceptions import FrameError, UsageError
 from paceline.params.fused import allow_late_gradients, takes_fused
 
-__all__ = ["GroupSettings", "OptimizerSpec", "Setting", "as_json", "settings_of"]
+__all__ = ["GroupSettings", "OptimizerSpec", "Setting", "as_json", "checked_settings", "settings_of"]
 
 Setting: TypeAlias = bool | int | float | str | Sequence["Setting"] | None
 """One setting of an optimizer, as JSON has it."""
@@ -57,6 +57,44 @@ def _plain(key: str, value: Any) -> Setting:
         f"optimizer setting {key!r} is {type(value).__name__} {value!r:.80}; parameter servers take "
         "finite numbers, strings, booleans, None and lists of them."
     )
+
+
+def checked_settings(given: Sequence[Any], known: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Settings that a worker sent for every parameter group, as an optimizer takes them.
+
+    Raises:
+        FrameError: the optimizer would stumble over them: another type than before, or no settings at all.
+    """
+    if len(given) != len(known) or not all(isinstance(group, dict) for group in given):
+        raise FrameError("settings that do not fit the parameter groups")
+    for group, before in zip(given, known, strict=True):
+        for name, value in group.items():
+            if not _is_like(value, before.get(name)):
+                raise FrameError(
+                    f"setting {name!r} is {value!r:.40}, expected one like {before.get(name)!r:.40}"
+                )
+    return [{name: _tupled(value) for name, value in group.items()} for group in given]
+
+
+def _is_like(value: Any, before: Any, levels: int = 4) -> bool:
+    """Whether a setting may take the place of another one: numbers stay numbers. What was None, or was not
+    there, may become any plain value. Lists are in each other at most so many `levels`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if type(value) is int and abs(value) >= 1 << 63:
+        return False
+    if isinstance(before, list | tuple):
+        same = isinstance(value, list) and len(value) == len(before) and levels > 0
+        return same and all(_is_like(*pair, levels - 1) for pair in zip(value, before, strict=True))
+    if isinstance(before, bool):
+        return isinstance(value, bool)
+    if isinstance(before, int | float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(before, str):
+        return isinstance(value, str)
+    if isinstance(value, list):
+        return levels > 0 and all(_is_like(each, None, levels - 1) for each in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 * `job.py`       Job: a program, its resources and a mode. Declares every option, once.
 * `option.py`    Option: what a declaration says, and all that follows from it.
+* `job_name.py`     name_of: the short name of a job.
+* `job_settings.py` what commands and roles take of a job.
 * `knobs.py`     options of the command line that are parts of `mode`.
 * `checks.py`    what a setting must be by itself.
 * `rules.py`     which settings do not go together, and which do not go with a mode.

@@ -6,7 +6,6 @@ check, the default, the commands and roles that get it. The command line, job fi
 everywhere. What only a machine can refuse (a script that is not there) is the plan's business.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,6 +15,7 @@ from paceline.comm.transfer import Transfer
 from paceline.core.local_spec import LOCAL_FORMS, parse_local
 from paceline.core.modes import parse_mode, parse_schedule
 from paceline.core.modes.presets import HINTS
+from paceline.core.pipeline_spec import PIPELINE_SCHEDULES, PipelineSpec, parse_pipeline
 from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.checks import (
@@ -31,7 +31,7 @@ from paceline.plan.checks import (
 )
 from paceline.plan.devices import SERVER_DEVICES, check_device
 from paceline.plan.host_settings import PLACEMENTS
-from paceline.plan.knobs import KNOBS
+from paceline.plan.job_name import name_of
 from paceline.plan.option import (
     COMMUNICATION,
     CONSISTENCY,
@@ -41,15 +41,15 @@ from paceline.plan.option import (
     ONE_NEW_RUN,
     ONE_RUN,
     PROCESSES,
-    Command,
     Option,
-    RoleKind,
+    in_worker,
     option,
     options_of,
+    over_hosts,
 )
 from paceline.plan.rules import check_job
 
-__all__ = ["JOB_OPTIONS", "KNOBS", "LINKS", "Job", "command_options", "settings_for"]
+__all__ = ["JOB_OPTIONS", "LINKS", "Job"]
 
 LINKS = ("auto", "shm", "tcp")
 _BUDGET = "use the budget"
@@ -103,42 +103,31 @@ class Job:
     )
     """How many processes hold the parameters. On one machine one is enough: it uses every core."""
 
-    hosts: int = option(
+    hosts: int = over_hosts(
         1,
         check=whole_number(1, "1 is this host alone"),
         flags=("--hosts", "--nnodes"),
         metavar="N",
         help="Run on N hosts: this one, and others that join with [b]paceline agent[/b].",
-        panel=PROCESSES,
-        commands=ONE_RUN,
-        not_in_grid="a study runs on one host",
     )
-    """Number of hosts: this one, and others on which `paceline agent` is started (docs/hosts.md). Needs no
-    common disk."""
+    """Number of hosts: this one, and others on which `paceline agent` is started (docs/hosts.md)."""
 
-    listen: str | None = option(
+    listen: str | None = over_hosts(
         None,
         check=host_and_port,
         metavar="HOST:PORT",
         help="With --hosts: where the others join.",
-        panel=PROCESSES,
-        commands=ONE_RUN,
-        not_in_grid="a study runs on one host",
     )
     """Address of this host, and port, at which the other hosts join."""
 
-    placement: str = option(
+    placement: str = over_hosts(
         "round-robin",
         check=one_of(PLACEMENTS),
         metavar="|".join(PLACEMENTS),
         help="With --hosts: ranks are dealt out to the hosts in turn, or each host gets ranks in a row.",
-        panel=PROCESSES,
-        commands=ONE_RUN,
-        not_in_grid="a study runs on one host",
     )
     """How servers and workers are dealt out to the hosts: `round-robin` (rank 0 here, rank 1 on the next, …)
-    or
-    `blocks` (the first ranks here, the next ones on the next host, …)."""
+    or `blocks` (the first ranks here, the next ones on the next host, …)."""
 
     groups: int | None = option(
         None,
@@ -162,29 +151,59 @@ class Job:
     """CPU threads of each worker; None takes OMP_NUM_THREADS if it is set, and shares the cores out evenly
     otherwise."""
 
-    pin: bool = option(
+    pin: bool = in_worker(
         False,
         check=true_or_false,
         help="Keep each worker on CPU cores of its own, as many as it has threads.",
-        panel=PROCESSES,
-        commands=EVERY_COMMAND,
-        roles=("worker",),
     )
     """Keep each worker on CPU cores of its own, as many as it has threads (Linux). The kernel then cannot
     move two workers to one core. Turn it on when workers have the machine to themselves and step times
     vary."""
 
-    local: str = option(
+    local: str = in_worker(
         "none",
         check=in_one_form(parse_local),
         metavar="|".join(LOCAL_FORMS),
         help="Compute each batch in K parts, side by side, inside every worker.",
-        panel=PROCESSES,
-        commands=EVERY_COMMAND,
-        roles=("worker",),
     )
     """How a worker computes a batch: as it is, or in K parts, each on a replica of the model in a thread or a
     process of its own. Loss and gradients are those of the whole batch (docs/parallelism.md)."""
+
+    pipeline: int = in_worker(
+        1,
+        check=whole_number(1, "number of stages; 1 leaves models in one piece"),
+        metavar="K",
+        help="Cut models into K stages, each in a process of its own, inside every worker.",
+    )
+    """Number of stages that a worker cuts its models into, each a process (docs/parallelism.md)."""
+
+    microbatches: int | None = in_worker(
+        None,
+        check=whole_number(1, "leave it out for 4 for each stage"),
+        metavar="M",
+        help="With --pipeline: cut a batch into M micro-batches. [dim]Default: 4 for each stage.[/dim]",
+    )
+    """Number of micro-batches of a batch, as equal as can be; a batch with fewer samples has one for each.
+    Raise it while stages wait for each other, (K - 1) / (M + K - 1) of the time. None: 4 for each stage."""
+
+    pipeline_schedule: str = in_worker(
+        "auto",
+        check=one_of(PIPELINE_SCHEDULES),
+        metavar="|".join(PIPELINE_SCHEDULES),
+        help="With --pipeline: all forward passes first, or one forward, one backward.",
+    )
+    """`gpipe` computes all forward passes of a batch first; `1f1b` goes backward as soon as it can, so it
+    holds K micro-batches, not M, and needs `paceline.loss_of`. `auto`: 1f1b where the script calls that."""
+
+    split_at: tuple[str, ...] = in_worker(
+        (),
+        check=strings,
+        metavar="MODULE",
+        help="With --pipeline: begin the next stage with this module (layer2.0). Can be repeated. "
+        "[dim]Default: cut by measured cost.[/dim]",
+    )
+    """The modules that stages begin with, from the second stage on, in the order of the model's calls. Empty:
+    the model is measured, and cut so that its slowest stage is as fast as it can be."""
 
     device: str | None = option(
         None,
@@ -223,14 +242,11 @@ class Job:
     with the run. Processes then use a GPU at the same time instead of in turn. Turn it off where one worker's
     illegal access to GPU memory must not end the others."""
 
-    link: str = option(
+    link: str = in_worker(
         "auto",
         check=one_of(LINKS),
         metavar="|".join(LINKS),
         help="How gradients and parameters travel.",
-        panel=PROCESSES,
-        commands=EVERY_COMMAND,
-        roles=("worker",),
     )
     """How gradients and parameters travel: `shm` (shared memory), `tcp`, or `auto`, which is shared
     memory on one host and TCP otherwise."""
@@ -440,8 +456,7 @@ class Job:
         roles=("server",),
         not_in_grid=_BUDGET,
     )
-    """End the run early, in order, with the update that makes it this many samples, those before a resume
-    included."""
+    """End the run early, in order, with the update that makes it this many samples, resumed ones included."""
 
     max_restarts: int = option(
         3,
@@ -496,9 +511,8 @@ class Job:
         commands=NEW_RUNS,
         roles=("server",),
     )
-    """Megabytes that the records of pushes and metrics may take in the run directory. What is over that is
-    thinned: of later pushes only every 8th is recorded, then every 64th, and so on. Checkpoints and logs are
-    not counted."""
+    """Megabytes that the records of pushes and metrics may take in the run directory, beside checkpoints and
+    logs. What is over that is thinned: of later pushes every 8th is recorded, then every 64th, and so on."""
 
     run_dir: str | None = option(
         None,
@@ -536,7 +550,7 @@ class Job:
         turns = parse_schedule(parse_mode(self.mode), self.schedule).turns
         self._set("schedule", tuple(f"{version}={turn}" for version, turn in turns))
         self._set("tls", self.tls or self.certs is not None or self.hosts > 1)
-        _ = self.transfer  # it checks itself
+        _ = self.transfer, self.stages  # they check themselves
         check_job(self)
 
     def _set(self, name: str, value: Any) -> None:
@@ -545,11 +559,7 @@ class Job:
     @property
     def name(self) -> str:
         """A short name for people: the script without its directory and ending, or `fit`."""
-        if self.script is None:
-            return "fit"
-        if self.module:
-            return self.script.removesuffix(".__main__").rpartition(".")[2]
-        return re.split(r"[/\\]", self.script)[-1].removesuffix(".py") or "script"
+        return name_of(self.script, module=self.module)
 
     @property
     def transfer(self) -> Transfer:
@@ -560,6 +570,11 @@ class Job:
             overlap=self.overlap,
             prefetch=self.prefetch,
         )
+
+    @property
+    def stages(self) -> PipelineSpec:
+        """How a worker cuts models and batches."""
+        return parse_pipeline(self.pipeline, self.microbatches, self.pipeline_schedule, self.split_at)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, which `from_json` reads back."""
@@ -579,19 +594,6 @@ class Job:
 
 JOB_OPTIONS: tuple[Option, ...] = options_of(Job)
 """The declarations of all settings, in the order of `--help`."""
-
-
-def command_options(command: Command) -> list[Option]:
-    """What a command takes, in the order of `--help`: settings of a job, and the knobs behind `mode`."""
-    found: list[Option] = []
-    for each in JOB_OPTIONS:
-        found += [each, *(KNOBS if each.name == "mode" else ())]
-    return [each for each in found if command in each.commands]
-
-
-def settings_for(role: RoleKind, job: Job) -> dict[str, Any]:
-    """The settings that a role gets, as plain data for its ServerConfig or WorkerConfig."""
-    return {each.name: _plain(getattr(job, each.name)) for each in JOB_OPTIONS if role in each.roles}
 
 
 def _plain(value: Any) -> Any:

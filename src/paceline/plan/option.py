@@ -8,6 +8,7 @@ their help, the keys of job files and of a study's grid, the check in `Job`, and
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
@@ -25,8 +26,10 @@ __all__ = [
     "Command",
     "Option",
     "RoleKind",
+    "in_worker",
     "option",
     "options_of",
+    "over_hosts",
 ]
 
 Check = Callable[[str, Any], Any]
@@ -110,6 +113,14 @@ def option(default: Any, *, flags: tuple[str, ...] = (), **declared: Any) -> Any
     return dataclasses.field(
         default=default, metadata={_KEY: Option(default=default, flags=flags, **declared)}
     )
+
+
+in_worker = functools.partial(option, panel=PROCESSES, commands=EVERY_COMMAND, roles=("worker",))
+"""An option about what each worker does."""
+over_hosts = functools.partial(
+    option, panel=PROCESSES, commands=ONE_RUN, not_in_grid="a study runs on one host"
+)
+"""An option of runs on several hosts."""
 
 
 def options_of(job: type) -> tuple[Option, ...]:

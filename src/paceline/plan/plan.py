@@ -172,7 +172,7 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
     demand = Demand(
         workers=here,
         servers=hosts_of_servers.count(LOCAL_HOST),
-        worker_threads=max(threads, parse_local(job.local).count),
+        worker_threads=max(threads, parse_local(job.local).count, job.pipeline),
         server_threads=cores,
         shares_memory=shares_memory,
     )
@@ -287,11 +287,14 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
 
 def _local_warnings(job: Job, threads: int) -> tuple[str, ...]:
     spec = parse_local(job.local)
-    if spec.count <= threads:
+    count, setting, who = spec.count, f"local={spec}", "replicas"
+    if job.pipeline > 1:
+        count, setting, who = job.pipeline, f"pipeline={job.pipeline}", "stages"
+    if count <= threads:
         return ()
     return (
-        f"local={spec} in workers of {threads} CPU threads each: the replicas take turns on the cores. Give "
-        f"--threads {spec.count} if a worker has that many cores, or fewer workers",
+        f"{setting} in workers of {threads} CPU threads each: the {who} take turns on the cores. Give "
+        f"--threads {count} if a worker has that many cores, or fewer workers",
     )
 
 

@@ -59,18 +59,24 @@ def _replicas_need_servers(job: "Job") -> str | None:
 
 
 def _local(job: "Job") -> str | None:
-    spec = parse_local(job.local)
-    if not spec.splits:
+    local, stages = parse_local(job.local), job.stages
+    if not (local.splits or stages.splits):
         return None
+    setting = f"local={local}" if local.splits else f"pipeline={job.pipeline}"
+    if local.splits and stages.splits:
+        return (
+            f"{setting} computes parts of a batch side by side, and pipeline={job.pipeline} stages of the "
+            "model: leave one of the two out; more workers compute several batches at a time"
+        )
     if on_cuda(job):
         return (
-            f"local={spec} computes on cores of the CPU, and device={job.device} puts the models on a GPU: "
+            f"{setting} computes on cores of the CPU, and device={job.device} puts the models on a GPU: "
             "leave one of the two out"
         )
     if job.overlap or job.prefetch:
-        setting = "overlap" if job.overlap else f"prefetch={job.prefetch}"
+        other = "overlap" if job.overlap else f"prefetch={job.prefetch}"
         return (
-            f"local={spec} reads all parameters when a batch begins, and with {setting} they arrive while it "
+            f"{setting} reads all parameters when a batch begins, and with {other} they arrive while it "
             "is computed: leave one of the two out"
         )
     return None

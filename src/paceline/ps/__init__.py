@@ -13,6 +13,7 @@ Parts of both roles:
 * `executor.py`  Executor: the run's one order of steps, executed on a shard.
 * `outcomes.py`  what a leader or follower must do about an executed step.
 * `attachments.py` Attachments: workers that attach, push, and whose links break.
+* `expected_roles.py` ExpectedRoles: which processes may take which place.
 * `worker_frames.py` reads frames of workers into requests.
 * `controller_line.py` ControllerLine: what a server says to the controller.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.

@@ -10,6 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paceline.comm import Connection, Region
+from paceline.comm.frames import field, whole
 from paceline.comm.hub import refuse
 from paceline.comm.server_messages import ModelMessage
 from paceline.comm.worker_messages import (
@@ -39,7 +40,7 @@ class Offer:
         self._prepared = prepared
         self.layout = Layout.from_json(prepared.layout)
         self.spec = OptimizerSpec.from_json(prepared.optimizer)
-        self.data = prepared.data
+        self.data = None if prepared.data is None else _checked(prepared.data)
         if self.layout.whole_tensors != self.spec.whole_tensors:
             raise FrameError(f"a layout that is cut otherwise than {self.spec.target} needs")
         if max(t.group for t in self.layout.tensors) >= len(self.spec.groups):
@@ -61,7 +62,9 @@ class Offer:
         numbers = {"models": self.models, "calls": self.calls}
         return {**found, **{what: number for what, number in numbers.items() if number > 1}}
 
-    def message(self, checkpoint: str | None, placement: Placement, extras_bytes: int) -> ModelMessage:
+    def message(
+        self, checkpoint: str | None, placement: Placement, extras_bytes: int, *, takes_part: bool
+    ) -> ModelMessage:
         """For another server; see the fields there."""
         return ModelMessage(
             layout=self.layout.to_json(),
@@ -73,6 +76,7 @@ class Offer:
             calls=self.calls,
             checkpoint=checkpoint,
             placement=placement,
+            takes_part=takes_part,
             extras_bytes=extras_bytes,
         )
 
@@ -301,6 +305,15 @@ def _check_device(rank: int, offer: Offer, on_device: DeviceParameters) -> None:
             "the models of all workers on that device, or keep the servers in host memory (--server-device "
             "cpu)."
         )
+
+
+def _checked(data: JsonObject) -> JsonObject:
+    """Facts about training data, if they are such."""
+    field(data, "stream", bool, False)
+    field(data, "drop_last", bool, False)
+    if "samples" in data and (whole(data, "samples") < 1 or whole(data, "batch_size") < 1):
+        raise FrameError(f"a loader of {data['samples']} samples in batches of {data['batch_size']}")
+    return data
 
 
 def _words(spec: OptimizerSpec) -> str:

@@ -1,6 +1,7 @@
 """Attachments: how workers attach to a server, what they send, and links that break."""
 
 import contextlib
+import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.comm import Connection, Frame, Hub
+from paceline.comm import Address, Connection, Frame, Hub
 from paceline.comm.compression import parse_compression
-from paceline.comm.frames import Body, field
+from paceline.comm.frames import Body, field, whole
 from paceline.comm.transfer import Transfer
 from paceline.comm.worker_messages import (
     AssignMessage,
@@ -20,19 +21,21 @@ from paceline.comm.worker_messages import (
     PushMessage,
     StateAsked,
 )
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import JsonObject
 from paceline.core.modes import PushId
 from paceline.exceptions import (
+    CheckpointError,
     FrameError,
     LayoutMismatch,
     LinkError,
     UsageError,
 )
 from paceline.observe.record.spans import Recorder
-from paceline.params import GroupSettings, Setting, StateBook
+from paceline.params import GroupSettings, StateBook, checked_settings
 from paceline.ps.carriers import Attaching, make_carrier
 from paceline.ps.carriers.link_thread import LinkThread
 from paceline.ps.executor import Executor, Pushed
+from paceline.ps.expected_roles import ExpectedRoles
 from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer, has_ended
 from paceline.ps.saving import for_others, read_blob
 
@@ -52,15 +55,19 @@ class Attachments:
     Args:
         hub: reads links that have no thread of their own.
         spans: records what those threads do.
+        expected: workers that may attach.
     """
 
-    def __init__(self, executor: Executor, hub: Hub, spans: Recorder) -> None:
+    def __init__(
+        self, executor: Executor, hub: Hub, spans: Recorder, expected: ExpectedRoles | None = None
+    ) -> None:
         self.buffers: dict[str, Tensor] = {}
         """For workers that join later: the newest buffers (BatchNorm statistics, …) that any worker sent, and
         what worker 0's script keeps. Empty before the first."""
         self._executor = executor
         self._hub = hub
         self._spans = spans
+        self._expected = expected or ExpectedRoles()
 
     # --- links that break -------------------------------------------------------------------------
 
@@ -98,12 +105,16 @@ class Attachments:
         peer = self._executor.peers.get(rank_of(connection))
         if peer is None or peer.incarnation != field(body, "incarnation", int) or not peer.connection.keeps:
             raise LinkError(f"{connection.peer} has no link here that could go on")
+        if not hmac.compare_digest(
+            peer.connection.token.encode(), field(body, "token", str).encode(errors="replace")
+        ):
+            raise FrameError(f"{connection.peer} would go on with a link that is not its own")
         self._hub.release(connection)
         self._hub.release(peer.connection)
         log.info("%s is back over another socket", peer.name)
         peer.broken_since = None
         try:
-            peer.carrier.resume(connection, field(body, "resume", int))
+            peer.carrier.resume(connection, whole(body, "resume"))
         except LinkError as error:
             log.info("%s: %s", peer.name, error)
             self.link_broke(peer)
@@ -117,7 +128,7 @@ class Attachments:
         self,
         connection: Connection,
         message: AttachMessage,
-        descriptors: Sequence[int],
+        descriptors: list[int],
         leave: Callable[[WorkerPeer], None],
     ) -> WorkerPeer:
         """A worker attaches.
@@ -131,9 +142,12 @@ class Attachments:
             raise FrameError("attached before the run has a model")
         rank = rank_of(connection)
         incarnation = message.incarnation
+        self._expected.check(connection.peer, incarnation)
         if message.fingerprint != executor.layout.fingerprint:
             raise LayoutMismatch(f"worker:{rank} attached with another layout")
         transfer = self._transfer_of(rank, message)
+        if message.listens is not None:
+            Address.from_json(message.listens)  # its group will be told
         older = executor.peers.get(rank)
         if older is not None:
             if older.incarnation >= incarnation:
@@ -215,6 +229,7 @@ class Attachments:
         self._hub.release(peer.connection)
         if self._executor.peers.get(peer.worker) is peer:
             del self._executor.peers[peer.worker]
+        self._executor.departures.gone(peer.worker, peer.incarnation)
         log.info("%s %s", peer.name, "finished" if finished else "is gone")
         if any(pushed.peer is peer and not pushed.held for pushed in self._executor.pushed.values()):
             peer.connection.close()  # its gradient memory is still due
@@ -263,14 +278,7 @@ class Attachments:
 
     def _checked_settings(self, settings: Sequence[JsonObject]) -> list[GroupSettings]:
         assert self._executor.spec is not None
-        if len(settings) != len(self._executor.spec.groups):
-            raise FrameError("settings that do not fit the parameter groups")
-        for given, known in zip(settings, self._executor.spec.groups, strict=True):
-            for name, value in given.items():
-                # What was a number stays one: the optimizer must not stumble over it later.
-                if isinstance(known.get(name), float | int) and not isinstance(value, float | int):
-                    raise FrameError(f"setting {name!r} is {value!r:.40}, expected a number")
-        return [{name: _setting(value) for name, value in group.items()} for group in settings]
+        return checked_settings(settings, self._executor.spec.groups)
 
     def hear_buffers(self, part: Mapping[str, Tensor], worker: int) -> None:
         """Keep what others start from of a worker's part of a checkpoint, which may be nothing else."""
@@ -286,15 +294,11 @@ class Attachments:
         executor, peer = self._executor, self.peer_of(connection)
         blob = connection.read_blob(frame, MAX_STATE_BYTES)
         load = PushId(peer.worker, peer.incarnation, message.number)
-        book = StateBook([read_blob(blob, "the optimizer state")])
+        try:
+            book = StateBook([read_blob(blob, "the optimizer state")])
+        except CheckpointError as error:  # of this worker's, so it does not concern the run
+            raise FrameError(f"{peer.name} gave an optimizer state that is none: {error}") from error
         executor.loads[load] = (book, executor.groups_of(message.optimizer))
-
-
-def _setting(value: Json) -> Setting:
-    """A setting as torch has it. FrameError if it is an object."""
-    if isinstance(value, dict):
-        raise FrameError(f"an optimizer setting that is an object: {value!r:.80}")
-    return tuple(map(_setting, value)) if isinstance(value, list) else value
 
 
 def saved_part(connection: Connection, frame: Frame) -> tuple[str, dict[str, Tensor]]:

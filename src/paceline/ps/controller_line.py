@@ -2,12 +2,14 @@
 
 import contextlib
 import logging
+import time
 
 from paceline.comm import Connection
 from paceline.comm.hub import refuse
 from paceline.comm.lasting import LastingLink
 from paceline.comm.messages import ServerListening, StrangerSeen, ToController, UserNote
 from paceline.core.json_types import JsonObject
+from paceline.core.limited_lines import LimitedLines
 from paceline.exceptions import LinkError, PacelineError
 
 __all__ = ["ControllerLine"]
@@ -27,6 +29,7 @@ class ControllerLine:
         self.link = link
         self._address = address
         self._told: set[str] = set()
+        self._refusals = LimitedLines()
         self._failed = False
 
     def introduce(self) -> None:
@@ -54,8 +57,9 @@ class ControllerLine:
 
     def report_stranger(self, reason: str) -> None:
         """A connection was refused: a port scan, or a role of another run."""
-        log.warning("refused a connection: %s", reason)
-        self.tell(StrangerSeen(reason))
+        for text in self._refusals.said(reason, time.monotonic()):
+            log.warning("refused a connection: %s", text)
+            self.tell(StrangerSeen(text))
 
     def keep_after_end(self) -> bool:
         """The link ended. Returns whether another controller may take over; then it is waited for."""

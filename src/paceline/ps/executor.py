@@ -4,7 +4,7 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
@@ -19,6 +19,9 @@ from paceline.comm.fence import Fence
 from paceline.comm.protection import protection
 from paceline.comm.worker_messages import AdmitReply
 from paceline.core.modes import PushId, parse_mode, parse_schedule
+from paceline.core.server.departures import Departures
+from paceline.core.server.slice_transfers import SliceTransfers
+from paceline.core.server.step_needs import can_execute
 from paceline.core.steps import (
     AddStep,
     AdmitStep,
@@ -129,10 +132,9 @@ class Executor:
         self._faults = faults
         self._spans = spans
         self._reduce_settings: Any = None
-        self._given = 0
-        """The number of the last placement for which slices were sent to others."""
-        self._gifts: dict[int, list[dict[str, Tensor]]] = {}
-        """Slices that others sent, by the number of the placement in which we hold them."""
+        self.departures = Departures()
+        """Processes of workers that are gone here, and still in the order."""
+        self._transfers: SliceTransfers[dict[str, Tensor]] = SliceTransfers()
         self._outcomes: list[Outcome] = []
         """Of the present step."""
 
@@ -244,7 +246,13 @@ class Executor:
             self._hear_refusals()
             return self._take_outcomes() or None
         step = self.queue[0]
-        if not self._can_execute(step):
+        if not can_execute(
+            step,
+            pushes=self.pushed,
+            loads=self.loads,
+            workers=self.peers,
+            has_slices=self._has_slices_for,
+        ):
             return self._take_outcomes() or None
         self.queue.popleft()
         admits = [step] if isinstance(step, AdmitStep) else []
@@ -261,34 +269,6 @@ class Executor:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _can_execute(self, step: Step) -> bool:
-        """Whether all that a step needs is here."""
-        match step:
-            case ApplyStep(pushes) | ReduceStep(pushes) | AddStep(pushes):
-                return self._all_here([push[:3] for push in pushes], self.pushed)
-            case HoldStep(push) | AssignStep(push):
-                return self._all_here([push], self.pushed)
-            case LoadStep(push):
-                return self._all_here([push], self.loads)
-            case PlaceStep(placement):
-                return self._has_slices_for(placement)
-            case AdmitStep() | DropStep() | LeaveStep() | CommitStep() | ModeStep() | CheckpointStep():
-                return True
-            case AskStep() | VectorsStep():
-                return True
-            case _:
-                assert_never(step)
-
-    def _all_here(self, ids: Iterable[tuple[int, int, int]], here: Container[PushId]) -> bool:
-        """Whether every push has arrived, or never will because its worker is gone."""
-        for worker, incarnation, sequence in ids:
-            if PushId(worker, incarnation, sequence) in here:
-                continue
-            peer = self.peers.get(worker)
-            if peer is not None and peer.incarnation == incarnation:
-                return False
-        return True
-
     def _execute(self, step: Step, admits: list[AdmitStep], body: MakeReply) -> None:
         """One step, and the admits that follow it: those are served while slices are in the cache."""
         assert self.shard is not None
@@ -296,6 +276,7 @@ class Executor:
             case DropStep(push):
                 self.pushed.pop(push, None)
             case LeaveStep(worker, incarnation):
+                self.departures.left(worker, incarnation)
                 self._forget(worker, incarnation)
             case ModeStep(text):
                 self._change_mode(text)
@@ -388,7 +369,8 @@ class Executor:
         """The slices that this server has are other ones than before."""
         assert self.layout is not None and self.spec is not None and self.base is not None
         old, rank = self.present_shard, self.config.rank
-        book = StateBook([old.snapshot(indices=placement.held(rank)), *self._gifts.pop(placement.number, [])])
+        arrived = self._transfers.take(placement.number)
+        book = StateBook([old.snapshot(indices=placement.held(rank)), *arrived])
         slices = [self.layout.slices[i] for i in placement.held(rank)]
         self.shard = self._make_shard(self.layout, self.spec, slices, self.base, placement)
         self.shard.restore(book)
@@ -396,18 +378,15 @@ class Executor:
 
     def _has_slices_for(self, placement: Placement) -> bool:
         """Whether all that we hold from this placement on is here. What others lack, they are sent."""
-        if self._given < placement.number:
-            self._given = placement.number
-            for server in placement.servers - {self.config.rank}:
-                if due := self.placement.gains(placement, server).get(self.config.rank):
-                    tensors = self.present_shard.snapshot(indices=due)
-                    self._outcomes.append(SlicesDue(server, placement.number, tensors))
-        givers = self.placement.gains(placement, self.config.rank)
-        return len(self._gifts.get(placement.number, ())) >= len(givers)
+        transfers, rank = self._transfers, self.config.rank
+        for server, due in transfers.due(self.placement, placement, rank):
+            tensors = self.present_shard.snapshot(indices=due)
+            self._outcomes.append(SlicesDue(server, placement.number, tensors))
+        return transfers.complete(self.placement, placement, rank)
 
     def receive_slices(self, number: int, tensors: dict[str, Tensor]) -> None:
         """Slices that another server sent, for the placement of this number."""
-        self._gifts.setdefault(number, []).append(tensors)
+        self._transfers.receive(number, tensors)
 
     def groups_of(self, optimizer: int) -> Collection[int] | None:
         """The parameter groups of an optimizer; None: of all that there are."""
@@ -492,7 +471,7 @@ class Executor:
         copies: list[Copy] = []
         for worker, version, keep in admits:
             peer = self.peers.get(worker)
-            if peer is None:
+            if peer is None or not self.departures.answers_present(worker):
                 continue
             reply = make_reply(worker, version)
             if peer.told != self.placement.number:

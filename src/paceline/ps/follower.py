@@ -74,6 +74,9 @@ __all__ = ["Follower", "Heir"]
 
 log = logging.getLogger("paceline.server")
 
+_REDIAL_S = 30.0
+"""How long a leader that has too many newcomers is dialled again."""
+
 
 @dataclass
 class Heir:
@@ -122,6 +125,7 @@ class Follower:
 
     def on_hello(self, connection: Connection, body: Body) -> None:
         """Workers connect to a follower, and servers that know sooner than it that it leads."""
+        self.parts.expected.greeted(connection.peer, body)
         if "resume" in body:
             self._attachments.resume(connection, body)
         elif connection.peer.startswith("server:") and self.machine.standby is not None:
@@ -194,7 +198,7 @@ class Follower:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _on_attach(self, connection: Connection, message: AttachMessage, descriptors: Sequence[int]) -> None:
+    def _on_attach(self, connection: Connection, message: AttachMessage, descriptors: list[int]) -> None:
         peer = self._attachments.attach(
             connection, message, descriptors, lambda older: self._worker_left(older, finished=False)
         )
@@ -285,6 +289,8 @@ class Follower:
         match messages.FROM_CONTROLLER.read(frame.kind, frame.body):
             case messages.ServerAddresses(servers, lead):
                 self._follow(lead, servers)
+            case messages.RolesExpected(workers, servers):
+                self.parts.expected.expect(workers, servers)
             case messages.StopServing():
                 self.parts.tell_report()
                 self.running = False
@@ -321,7 +327,10 @@ class Follower:
         self.machine.leader = leader
         try:
             link = connect(
-                Address.from_json(servers[str(leader)]), self.parts.secret, peer=f"server:{leader}"
+                Address.from_json(servers[str(leader)]),
+                self.parts.secret,
+                peer=f"server:{leader}",
+                redial_s=min(self.config.deadline_s, _REDIAL_S),
             )
         except (AuthError, LinkError) as error:
             if not self.config.replicas:
@@ -377,7 +386,8 @@ class Follower:
         """This server came to a run that goes on, and takes part from here on."""
         placement = message.placement
         self._executor.placement = placement
-        for request in self.machine.begin_at(message.position, placement, message.answered):
+        answered, incarnations = message.answered, message.incarnations
+        for request in self.machine.begin_at(message.position, placement, answered, incarnations):
             self._attachments.skip(request.worker)
         if message.decider is not None:
             self.machine.know(message.decider, message.records)
@@ -390,7 +400,7 @@ class Follower:
         fds, executor = frame.descriptors, self._executor
         layout = Layout.from_json(model.layout)
         extras = bytearray(model.extras_bytes)
-        region = Region.attach(fds[0], layout.nbytes) if fds else None
+        region = Region.attach(fds.pop(), layout.nbytes) if fds else None
 
         def read_weights(slices: Sequence[Tensor]) -> None:
             weights = [] if region is not None else [bytes_of(each) for each in slices]
@@ -418,7 +428,7 @@ class Follower:
             begin(decider, self.config, model.data, spec, checkpoint)
             standby = Standby(decider)
             self.heir = Heir(model, read_blob(bytes(extras), "the run's buffers"))
-        takes_part = self.config.rank in placement.servers
+        takes_part = model.takes_part
         self.machine.adopt(layout, placement, len(spec.groups_of), standby, takes_part=takes_part)
         link.tell(ModelHeld())
         link.send_aside()

@@ -11,7 +11,7 @@ import collections
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -45,7 +45,7 @@ from paceline.ps.parts import LOG_STEPS, ServerParts
 from paceline.ps.peers import WorkerPeer
 from paceline.ps.push_record import PushRecord
 from paceline.ps.replicator import Replicator, server_rank
-from paceline.ps.run_errors import EndsRun
+from paceline.ps.run_errors import EndsRun, blaming
 from paceline.ps.saving import read_blob
 from paceline.ps.worker_frames import account_events, push_request, read_request
 from paceline.storage.checkpoint import FileInfo, load
@@ -139,12 +139,12 @@ class Leader:
 
     def _succeed(self, follower: Follower) -> None:
         """Go on where the leader before has stopped."""
+        unheard = follower.machine.unheard([*self._executor.queue])
         self._follow(self._machine.succeed(follower.machine, time.monotonic()))
         if self._executor.reduced is not None:  # the leader before died between the halves of an update
             self._follow(self._machine.reduced(*self._executor.reduced))
-        for request in follower.machine.unheard():
-            peer = self._executor.peers.get(request.worker)
-            if peer is None:
+        for request in unheard:
+            if (peer := self._executor.peers.get(request.worker)) is None:
                 continue
             try:
                 with self._ends_run:
@@ -203,7 +203,7 @@ class Leader:
                 self._answer(worker, sent.CallReply(values=tuple(values), **notes))
             case actions.Welcome(worker, notes):
                 if (peer := self._executor.peers.get(worker)) is not None:
-                    self._attachments.welcome(peer, sent.AttachedReply(**notes))
+                    self._attachments.welcome(peer, self._desk.welcome(notes))
             case actions.Tell(report):
                 self._report(report)
             case actions.TellUser(text):
@@ -278,6 +278,7 @@ class Leader:
 
     def on_hello(self, connection: Connection, body: Body) -> None:
         """Workers and the other servers connect to the leader."""
+        self.parts.expected.greeted(connection.peer, body)
         if connection.peer.startswith("server:"):
             self._meet_server(server_rank(connection), connection, body)
         elif "resume" in body:
@@ -370,13 +371,14 @@ class Leader:
 
     def _on_offer(self, connection: Connection, message: sent.OfferMessage) -> None:
         """A worker offers its model."""
-        adoption = self._desk.adoption
-        adoption.offered(rank_of(connection), connection, message, begun=self._machine.decider.begun)
-        if adoption.offered_anew(self.config.workers):
-            self._begin_anew()
-        self._machine.gate.came(time.monotonic())
-        self._desk.answer(self._machine)
-        self._desk.adopt_if_ready(self._machine)
+        with blaming(connection.peer):
+            adoption = self._desk.adoption
+            adoption.offered(rank_of(connection), connection, message, begun=self._machine.decider.begun)
+            if adoption.offered_anew(self.config.workers):
+                self._begin_anew()
+            self._machine.gate.came(time.monotonic())
+            self._desk.answer(self._machine)
+            self._desk.adopt_if_ready(self._machine)
 
     def _begin_anew(self) -> None:
         """All workers have prepared more before the first step: the run has no model yet, as at its start."""
@@ -403,7 +405,7 @@ class Leader:
         if request.parameters:
             self._take_parameters(peer)
         if self._executor.mode.by_epoch and peer.settings is not None:
-            rate = peer.settings[0]["lr"]
+            rate = peer.settings[0].get("lr", 0.0)
             assert isinstance(rate, float | int)  # receive_push has looked
             request = request._replace(told=(*request.told, Rate(float(rate))))
         self._follow(self._machine.request(request, time.monotonic()))
@@ -425,18 +427,13 @@ class Leader:
             raise FrameError(f"{peer.name} pushed parameters, and in mode {mode} servers have their own")
         self._executor.present_shard.assign(peer.carrier.pushed_parameters())
 
-    def _on_attach(
-        self, connection: Connection, message: sent.AttachMessage, descriptors: Sequence[int]
-    ) -> None:
+    def _on_attach(self, connection: Connection, message: sent.AttachMessage, descriptors: list[int]) -> None:
         peer = self._attachments.attach(
             connection, message, descriptors, lambda older: self._worker_left(older, finished=False)
         )
-        now, listens = time.monotonic(), message.listens
-        self._follow(
-            self._machine.attach(
-                peer.worker, peer.incarnation, now, needs_fates=peer.needs_fates, listens=listens
-            )
-        )
+        machine, now, fates = self._machine, time.monotonic(), peer.needs_fates
+        listens = message.listens
+        self._follow(machine.attach(peer.worker, peer.incarnation, now, needs_fates=fates, listens=listens))
 
     def _on_detach(self, connection: Connection, message: sent.DetachMessage) -> None:
         peer = self._attachments.peer_of(connection)
@@ -543,6 +540,8 @@ class Leader:
                 self.parts.tell_report()
                 self._controller.tell(self._progress()._replace(last=True))
                 self.running = False
+            case messages.RolesExpected(workers, servers):
+                self.parts.expected.expect(workers, servers)
             case messages.ServerAddresses() | messages.LastWordsKept():
                 pass  # it leads, and has said nothing that must be heard before it may end
             case other:

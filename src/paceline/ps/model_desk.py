@@ -1,11 +1,12 @@
 """ModelDesk: the leader takes the model that worker 0 offers, and hands it to the other servers."""
 
 from paceline.comm import Connection, Region
-from paceline.comm.worker_messages import StartFrom, WeightsMessage
+from paceline.comm.worker_messages import AttachedReply, StartFrom, WeightsMessage
 from paceline.core.dealing import dealing_refusal
 from paceline.core.decider import Decider
 from paceline.core.json_types import JsonObject
 from paceline.core.modes import parse_schedule
+from paceline.core.notes import WelcomeNotes
 from paceline.core.server.lead_machine import LeadMachine
 from paceline.exceptions import FrameError, PlanError
 from paceline.params import GroupSettings, Placement
@@ -117,20 +118,28 @@ class ModelDesk:
         """
         checkpoint = self.adoption.checkpoint if first else None
         path = None if checkpoint is None else str(checkpoint.path)
-        self._replicator.hand_over(server, self.adoption, self._parts.executor, path)
+        self._replicator.hand_over(server, self.adoption, self._parts.executor, path, takes_part=first)
+
+    def addresses(self) -> dict[int, JsonObject]:
+        """Where workers reach the servers."""
+        me = {self._parts.config.rank: self._parts.hub.listener.address.to_json()}
+        return {**self._replicator.addresses, **me}
+
+    def welcome(self, notes: WelcomeNotes) -> AttachedReply:
+        """The answer to a worker that attached. Servers may have come since its offer was answered."""
+        return AttachedReply(**notes, servers=self.addresses())
 
     def answer(self, machine: LeadMachine) -> None:
         """Once all servers have the model, answer workers that offered theirs: they may attach."""
         executor, mode = self._parts.executor, self._parts.executor.mode
         if not machine.gate.model_everywhere:
             return
-        me = {self._parts.config.rank: self._parts.hub.listener.address.to_json()}
         start = StartFrom(
             epoch=machine.decider.epoch,
             mode=str(mode),
             resumed=False,
             placement=executor.placement,
-            servers={**self._replicator.addresses, **me},
+            servers=self.addresses(),
             replicated=self._parts.config.replicas > 0,
         )
         self.adoption.answer(

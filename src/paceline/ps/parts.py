@@ -1,7 +1,7 @@
 """ServerParts: what a server's process has whatever its role is. A promotion builds a leader from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from paceline.ps.attachments import Attachments
 from paceline.ps.config import ServerConfig
 from paceline.ps.controller_line import ControllerLine
 from paceline.ps.executor import Executor
+from paceline.ps.expected_roles import ExpectedRoles
 from paceline.ps.part_writer import PartWriter
 from paceline.ps.run_store import CheckpointParts, checkpoint_parts
 
@@ -42,6 +43,7 @@ class ServerParts:
     attachments: Attachments
     part_writer: PartWriter
     checkpoint_parts: CheckpointParts
+    expected: ExpectedRoles = field(default_factory=ExpectedRoles)
 
     def adopt(
         self,
@@ -102,7 +104,7 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
     spans = recorder_of(config.spans_in, owner, clock_ns=config.clock_ns)
     faults = Faults.parse(config.faults)
     hub = Hub(_NoRole(), Listener(host=config.host), secret, patience_s=config.deadline_s)
-    executor = Executor(config, faults, spans)
+    executor, expected = Executor(config, faults, spans), ExpectedRoles()
     checkpoints = checkpoint_parts(config, secret)
     return ServerParts(
         config=config,
@@ -111,7 +113,8 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
         hub=hub,
         spans=spans,
         executor=executor,
-        attachments=Attachments(executor, hub, spans),
+        attachments=Attachments(executor, hub, spans, expected),
+        expected=expected,
         part_writer=PartWriter(f"server-{config.rank}.safetensors", faults, spans, hub.post, checkpoints),
         checkpoint_parts=checkpoints,
     )

@@ -99,7 +99,9 @@ class Replicator:
     def take_in(self, newcomer: TakeIn) -> None:
         """Let a new server follow from here on."""
         link = self._newcomers.pop(newcomer.server)
-        message = OrderEntered(newcomer.position, newcomer.answered, newcomer.placement)
+        message = OrderEntered(
+            newcomer.position, newcomer.answered, newcomer.placement, newcomer.incarnations
+        )
         if newcomer.decider is not None:
             records = records_to_json(newcomer.records)
             message = message._replace(decider=newcomer.decider, records=records)
@@ -130,17 +132,27 @@ class Replicator:
 
     # --- the model and its slices -----------------------------------------------------------------
 
-    def hand_over(self, server: int, adoption: Adoption, executor: Executor, checkpoint: str | None) -> None:
+    def hand_over(
+        self,
+        server: int,
+        adoption: Adoption,
+        executor: Executor,
+        checkpoint: str | None,
+        *,
+        takes_part: bool,
+    ) -> None:
         """Tell another server what the run trains, and send it its slices.
 
         Args:
             checkpoint: path of the one that the run goes on from.
+            takes_part: whether it executes the order from its beginning on. A server that comes later waits
+                for its place in the order, even if the placement still has the process that it replaces.
         """
         link = self._followers.get(server) or self._newcomers[server]
         model, placement = adoption.model, executor.placement
         assert model is not None and executor.base is not None and executor.region is not None
         extras = save(adoption.extras) if self._replicates else b""
-        message = model.message(checkpoint, placement, len(extras))
+        message = model.message(checkpoint, placement, len(extras), takes_part=takes_part)
         slices = [model.layout.slices[i] for i in placement.held(server)]
         pieces = [] if link.local else [bytes_of(executor.base[s.start : s.stop]) for s in slices]
         payload = [*pieces, memoryview(extras)] if extras else pieces

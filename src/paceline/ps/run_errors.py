@@ -1,11 +1,28 @@
-"""EndsRun: errors in one worker's message that concern the whole run."""
+"""EndsRun: errors in one worker's message that concern the whole run; blaming: errors that do not."""
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 
 from paceline.core.out_of_step import OutOfStep
-from paceline.exceptions import CheckpointError, PacelineError, PlanError
+from paceline.exceptions import CheckpointError, FrameError, PacelineError, PlanError
 
-__all__ = ["EndsRun"]
+__all__ = ["EndsRun", "blaming"]
+
+log = logging.getLogger("paceline.server")
+
+
+@contextlib.contextmanager
+def blaming(peer: str) -> Iterator[None]:
+    """Context manager around what a worker offers before the run has a model. Nothing trains on it yet, so an
+    offer that makes the server stumble ends the connection of that worker only."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        log.exception("%s offered what this server cannot use", peer)
+        raise FrameError(f"{peer} offered what a server cannot use: {error!r:.200}") from error
 
 
 class EndsRun:

@@ -44,6 +44,9 @@ from paceline.ps.peers import WorkerPeer
 
 __all__ = ["account_events", "push_request", "read_request"]
 
+_MOST_SAMPLES = 1 << 31
+"""Maximum number of samples that a message may count where no lease says how many there are."""
+
 
 def read_request(
     message: OrderedMessage | LeaderQuestion, peer: WorkerPeer, optimizers: int
@@ -55,9 +58,11 @@ def read_request(
         optimizers: number of optimizers of the run.
 
     Raises:
-        FrameError: the run knows no such vote.
+        FrameError: a number is out of its range, or the run knows no such vote.
     """
     worker = peer.worker
+    if not isinstance(message, PushMessage):
+        _check_numbers(message)
     match message:
         case PushMessage():
             return push_request(message, peer, optimizers)
@@ -78,8 +83,32 @@ def read_request(
             assert_never(message)
 
 
+def _check_numbers(message: OrderedMessage | LeaderQuestion) -> None:
+    """Raise FrameError for a number that no worker of ours sends: the core counts with them."""
+    match message:
+        case PushMessage():
+            numbers = (message.sequence, message.read_version, message.weight, message.samples)
+            if max(message.samples, message.weight) > _MOST_SAMPLES:
+                raise FrameError(f"a push of {message.samples:,} samples")
+        case TakeMessage(epoch=epoch):
+            numbers = (epoch, 0, 0, 0)
+        case AssignMessage(sequence=sequence):
+            numbers = (sequence, 0, 0, 0)
+        case PullMessage(load=load):
+            numbers = (load or 0, 0, 0, 0)
+        case VoteMessage() | CallMessage():
+            numbers = (message.n - 1, 0, 0, 0)  # they are numbered from 1
+        case _:
+            assert_never(message)
+    if min(*numbers, message.n, message.ready) < 0:
+        raise FrameError(
+            f"a {type(message).__name__} with a negative number, or numbered 0 instead of from 1"
+        )
+
+
 def push_request(message: PushMessage, peer: WorkerPeer, optimizers: int) -> PushRequest:
     """As `read_request`, of a push."""
+    _check_numbers(message)
     worker = peer.worker
     several = optimizers > 1
     push = Push(
@@ -117,6 +146,8 @@ def _take(message: TakeMessage, worker: int) -> TakeRequest:
 def account_events(message: PushMessage | TakeMessage | DetachMessage, worker: int) -> tuple[Event, ...]:
     """Batches that a worker's script read and made no step with come with its next message, and so do
     samples that a script without a loader has counted."""
+    if not (0 <= message.logged <= _MOST_SAMPLES and 0 <= message.skipped_samples <= _MOST_SAMPLES):
+        raise FrameError(f"{message.logged:,} samples counted and {message.skipped_samples:,} passed over")
     told: tuple[Event, ...] = (Count(message.logged),) if message.logged > 0 else ()
     if message.skipped is not None:
         told = (*told, Skip(worker, message.skipped, message.skipped_samples))

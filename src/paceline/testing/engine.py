@@ -2,11 +2,29 @@
 
 import time
 
+import psutil
+
+from paceline.comm import Address
 from paceline.engines import LocalEngine
+from paceline.engines.base import RoleSpec
+from paceline.engines.local_agent import LocalAgent
 
 __all__ = ["KeptEngine"]
 
 _PATIENCE_S = 10.0
+
+
+class _RememberingAgent(LocalAgent):
+    """Knows which role it started last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: RoleSpec | None = None
+
+    def start(self, spec: RoleSpec) -> None:
+        """See Agent."""
+        self.last = spec
+        super().start(spec)
 
 
 class KeptEngine(LocalEngine):
@@ -14,7 +32,27 @@ class KeptEngine(LocalEngine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.local.close()  # it has started nothing yet
+        self.local: _RememberingAgent = _RememberingAgent()
         self.local.have_server()  # before the first test looks which processes there are
+
+    @property
+    def secret(self) -> bytes:
+        """Of the run that was started last."""
+        assert self.local.last is not None, "no run was started yet"
+        return bytes.fromhex(self.local.last.secret)
+
+    def listening(self, link: str = "auto") -> dict[str, Address]:
+        """Where the servers and the controller of that run listen, by name.
+
+        Args:
+            link: "auto", or "tcp": by TCP only, which the controller does not listen on.
+        """
+        assert self.local.last is not None
+        found = {name: _address_of(pid) for name, pid in self.pids().items() if name.startswith("server:")}
+        if link == "tcp":
+            return {name: Address(unix=None, host=at.host, port=at.port) for name, at in found.items()}
+        return {**found, "controller": Address.from_json(self.local.last.controller)}
 
     def close(self) -> None:
         """Kill the roles of the last run and wait until they are gone."""
@@ -37,3 +75,12 @@ class KeptEngine(LocalEngine):
 def _parts(name: str) -> tuple[str, int]:
     role, _, rank = name.partition(":")
     return role, int(rank)
+
+
+def _address_of(pid: int) -> Address:
+    """Where a server listens, as the kernel says."""
+    process = psutil.Process(pid)
+    ports = [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    bound = [str(each.laddr).lstrip("@\0") for each in process.net_connections("unix")]
+    names = [name for name in bound if name.startswith("paceline-")]
+    return Address(unix=names[0] if names else None, host="127.0.0.1", port=ports[0])

@@ -1,7 +1,7 @@
 """The worker's side: the user's script, its loop, and its exchange with the servers.
 
 Packages: `steppers/` the workers' side of the modes; `exchange/` links, requests and replies; `parallel/`
-batches in parts, side by side.
+batches in parts, side by side, and models in stages.
 
 The session, which `paceline.prepare` and the script's other calls talk to:
 
@@ -56,6 +56,7 @@ The process: `main.py` runs the user's program in a worker; `program_runner.py` 
 from paceline.worker.early_end import check_who
 from paceline.worker.epochs import RemainingEpochs
 from paceline.worker.main import WorkerConfig, run_worker
+from paceline.worker.parallel import loss_of
 from paceline.worker.run_progress import RunProgress
 from paceline.worker.script_state import ScriptState
 from paceline.worker.session import Session, current_session
@@ -68,5 +69,6 @@ __all__ = [
     "WorkerConfig",
     "check_who",
     "current_session",
+    "loss_of",
     "run_worker",
 ]

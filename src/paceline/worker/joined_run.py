@@ -124,11 +124,12 @@ class JoinedRun:
         self.free: FreeExchange | None = None
         """dogwild's exchange thread."""
         self.local: LocalParallelism | None = None
-        """The replicas that share a batch."""
-        if settings.local.splits:
+        """The replicas that share a batch, or the stages of the models."""
+        if settings.local.splits or settings.pipeline.splits:
             self.local = LocalParallelism(
-                settings.local,
                 space.models.each,
+                local=settings.local,
+                pipeline=settings.pipeline,
                 deadline_s=settings.deadline_s,
             )
         if self.memory.mode.own_threads:

@@ -25,6 +25,7 @@ from paceline.comm.messages import FROM_CONTROLLER, ServerAddresses
 from paceline.comm.transfer import Transfer
 from paceline.core.local_spec import parse_local
 from paceline.core.modes import parse_mode
+from paceline.core.pipeline_spec import parse_pipeline
 from paceline.exceptions import DeadlineError, LinkError, PacelineError, ScriptExit, UsageError
 from paceline.observe.record.ledger import LedgerKeeper
 from paceline.observe.record.spans import recorder_of
@@ -65,6 +66,10 @@ class WorkerConfig:
     """Stay on CPU cores of its own."""
     local: str = "none"
     """How a batch is computed: as it is, or in parts."""
+    pipeline: int = 1
+    microbatches: int | None = None
+    pipeline_schedule: str = "auto"
+    split_at: tuple[str, ...] = ()
     device: str | None = None
     """Where prepare() puts models; None: they stay where the script put them."""
     groups: tuple[Sequence[int], ...] = ()
@@ -120,7 +125,10 @@ def run_worker(
     """
     if config.pin:
         pin_to_cores(config.local_rank, config.threads)
-    torch.set_num_threads(parse_local(config.local).threads_each(config.threads))
+    pipeline = parse_pipeline(config.pipeline, config.microbatches, config.pipeline_schedule, config.split_at)
+    # Stages take turns and are measured against each other: they have one thread each, as forks have.
+    threads = 1 if pipeline.splits else parse_local(config.local).threads_each(config.threads)
+    torch.set_num_threads(threads)
     _set_environment(config)
 
     transfer = Transfer(
@@ -180,6 +188,7 @@ def run_worker(
             mode=config.mode,
             seed=config.seed,
             local=parse_local(config.local),
+            pipeline=pipeline,
             deadline_s=config.deadline_s,
             device=config.device,
             optimizers=config.optimizers,

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from paceline.comm import Connection
 from paceline.comm.messages import LoggedMetrics, UserNote, WorkerReport
@@ -19,6 +19,8 @@ __all__ = ["NormSampling", "Reporter"]
 LOG_S = 0.1
 STATS_S = 0.5
 _MOST_LOSSES = 32
+_MESSAGE_BYTES = 2 << 20
+"""Of the metrics in one message to the controller, about."""
 _PART = 1 / 200
 """Of the time, at most, in which norms are worked out that nobody asked for."""
 
@@ -122,11 +124,27 @@ class Reporter:
             at["attempt"] = self._values.attempt
             losses = tuple(self._losses)
             self._losses.clear()
-            self._tell(LoggedMetrics(metrics, at, losses, clock))
+            for part in _parts(metrics):
+                self._tell(LoggedMetrics(part, at, losses, clock))
+                losses = ()
 
     def _tell(self, said: WorkerReport | LoggedMetrics | UserNote) -> None:
         with contextlib.suppress(LinkError):
             self._controller.tell(said)
+
+
+def _parts(metrics: dict[str, float]) -> Iterator[dict[str, float]]:
+    """As many metrics at a time as a message can carry."""
+    part: dict[str, float] = {}
+    room = _MESSAGE_BYTES
+    for name, value in metrics.items():
+        size = 40 + 6 * len(name)  # as JSON, at most
+        if size > room and part:
+            yield part
+            part, room = {}, _MESSAGE_BYTES
+        part[name] = value
+        room -= size
+    yield part
 
 
 def _not_a_number(metrics: dict[str, float]) -> UsageError:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from paceline.comm.faults import Faults
 from paceline.comm.transfer import Transfer
 from paceline.core.local_spec import LocalSpec
+from paceline.core.pipeline_spec import PipelineSpec
 
 __all__ = ["RunSettings"]
 
@@ -24,6 +25,8 @@ class RunSettings:
     seed: int
     local: LocalSpec = field(default_factory=LocalSpec)
     """How it computes a batch."""
+    pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    """How it cuts models and batches."""
     deadline_s: float = 300.0
     """How long it waits for processes of its own."""
     device: str | None = None

@@ -12,6 +12,9 @@
 * `reply_notes.py`      ReplyNotes: what replies tell workers beside their answers.
 * `follower_machine.py` FollowerMachine: what a follower knows and decides; what its promotion needs.
 * `standby.py`          Standby: a follower's copy of the leader's decider.
+* `step_needs.py`       can_execute: whether all that a step needs is at a server.
+* `departures.py`       Departures: which process of a worker an answer is for.
+* `slice_transfers.py`  SliceTransfers: slices that change hands between servers.
 
 What goes in and what comes out:
 

@@ -24,7 +24,7 @@ from paceline.core.server.worker_requests import (
     PushRequest,
     WorkerRequest,
 )
-from paceline.core.steps import PlaceStep, ReduceStep, Steps
+from paceline.core.steps import AdmitStep, PlaceStep, ReduceStep, Steps
 
 __all__ = ["FollowerMachine"]
 
@@ -67,7 +67,7 @@ class FollowerMachine:
         """This server holds its part of the model.
 
         Args:
-            takes_part: whether it is in the placement that the run has now.
+            takes_part: whether it executes the order from its beginning on.
         """
         present = self.present
         present.layout, present.placement, present.optimizers = layout, placement, optimizers
@@ -119,13 +119,19 @@ class FollowerMachine:
     # --- the order --------------------------------------------------------------------------------
 
     def begin_at(
-        self, position: int, placement: Placement, answered: Mapping[int, int]
+        self,
+        position: int,
+        placement: Placement,
+        answered: Mapping[int, int],
+        incarnations: Mapping[int, int],
     ) -> list[OrderedRequest]:
         """This server takes part from a position in the order on.
 
         Args:
             placement: the last one before.
             answered: number of each worker's last request that is answered before.
+            incarnations: the processes that made those requests. One that came here in the place of such a
+                process counts its requests anew.
 
         Returns:
             Requests of workers that came here and were answered without this server.
@@ -133,7 +139,12 @@ class FollowerMachine:
         self.log.begin_at(position)
         self.present.placement = placement
         self.takes_part = True
-        self._answered_before = dict(answered)
+        here = self.present.attached
+        self._answered_before = {
+            worker: number
+            for worker, number in answered.items()
+            if worker in incarnations and here.get(worker, incarnations[worker]) == incarnations[worker]
+        }
         skipped = []
         for request in [*self._unanswered.values()]:
             if isinstance(request, _ORDERED) and self._is_answered(request):
@@ -182,15 +193,24 @@ class FollowerMachine:
         """Workers with a request that the order has not answered."""
         return sorted(w for w, each in self._unanswered.items() if isinstance(each, _ORDERED))
 
-    def unheard(self) -> list[WorkerRequest]:
-        """Unanswered requests that the leader has not told this server of, or that the leader alone answers.
-        The next leader deals with them as if they had just come."""
+    def unheard(self, queued: Steps) -> list[WorkerRequest]:
+        """Unanswered requests that the next leader deals with as if they had just come: those that the
+        leader has not told this server of, those that the leader alone answers, and pulls whose answer it
+        has not ordered. (What else the leader has told of is in the decider, and is answered by it.)
+
+        Args:
+            queued: steps that this server has not executed yet.
+        """
         assert self.standby is not None
         heard = self.standby.decider.roster.requests
+        steps = (*queued, *self.standby.held)
+        answered = {step.worker for step in steps if isinstance(step, AdmitStep)}
         return [
             request
             for worker, request in sorted(self._unanswered.items())
-            if not isinstance(request, _ORDERED) or request.number > heard.get(worker, 0)
+            if not isinstance(request, _ORDERED)
+            or request.number > heard.get(worker, 0)
+            or (isinstance(request, PullRequest) and worker not in answered)
         ]
 
     def last_ordered_placement(self, queued: Steps) -> Placement:

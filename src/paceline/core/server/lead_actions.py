@@ -125,6 +125,8 @@ class TakeIn(NamedTuple):
     """State of the decider as JSON; None without replicas."""
     records: tuple[Applied, ...] = ()
     """Records of applied pushes that are in this state, and that the leader has not written yet."""
+    incarnations: dict[int, int] = {}  # noqa: RUF012
+    """The processes of the workers whose requests are answered."""
 
 
 class LeaveBehind(NamedTuple):

@@ -73,7 +73,7 @@ from paceline.core.server.worker_requests import (
     VoteRequest,
     WorkerRequest,
 )
-from paceline.core.steps import Steps
+from paceline.core.steps import LeaveStep, Steps
 from paceline.core.totals import Applied
 
 __all__ = ["LEASES_AT_ONCE", "LeadMachine"]
@@ -229,7 +229,10 @@ class LeadMachine:
 
     def _join(self, workers: Iterable[int]) -> None:
         for worker in workers:
-            self._happen(Join(worker, self.present.attached[worker]))
+            incarnation = self.present.attached[worker]
+            self._happen(Join(worker, incarnation))
+            if incarnation:  # also of a process that only other servers have seen
+                self.order.append([LeaveStep(worker, incarnation - 1)])
             self._arrivals.append(worker)
         self._end_if_asked()
 
@@ -367,10 +370,10 @@ class LeadMachine:
         """A request that the order answers."""
         worker, waits = request.worker, self.waits
         waits.heard_at[worker] = now
+        if request.ready:  # first: followers hear of the request together with what follows from it
+            self._hear_ready(worker, request.ready)
         waits.owed.add(worker)
         self.order.happen(Heard(worker, request.number))
-        if request.ready:
-            self._hear_ready(worker, request.ready)
 
     def _hear_ready(self, worker: int, number: int) -> None:
         """A worker may say that it is ready for the placement to come."""

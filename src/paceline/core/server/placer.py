@@ -118,7 +118,7 @@ class Placer:
     def _do_without(self, server: int, reason: str) -> bool:
         """Other servers hold copies of its slices, or the run cannot go on."""
         placement = None
-        if self._settings.replicates and self._gate.open and not self._changes.settling:
+        if self._settings.replicates and self._gate.open and self._has_settled_without(server):
             placement = self._present.ordered.without(server)
         if placement is None:
             self._out.put(ReportProgress())  # the last that is known of what is lost
@@ -126,9 +126,15 @@ class Placer:
             return False
         self._out.put(WriteLog(f"server:{server}: {reason}; others answer for its slices"))
         self._changes.change = None
+        self._changes.settling.discard(server)
         self._order.place(placement)
         self._plan()
         return True
+
+    def _has_settled_without(self, server: int) -> bool:
+        """Whether all servers but this one have the slices of the latest placement."""
+        settling, present = self._changes.settling, self._present
+        return not settling or (settling == {server} and present.placement.number == present.ordered.number)
 
     # --- the next placement -----------------------------------------------------------------------
 
@@ -177,7 +183,9 @@ class Placer:
         # It may have adopted the model under an earlier placement.
         records = self._order.unwritten if self._settings.replicates else ()
         position = self._order.log.position
-        self._out.put(TakeIn(server, position, answered, self._present.ordered, state, records))
+        incarnations = dict(decider.roster.incarnations)
+        placement = self._present.ordered
+        self._out.put(TakeIn(server, position, answered, placement, state, records, incarnations))
         self.followers.add(server)
 
     def _leave_behind(self, server: int) -> None:
@@ -213,8 +221,11 @@ class Placer:
             self._changes.departed.discard(server)
 
     def tell_whole(self) -> None:
-        """All slices have all the copies that they should have."""
-        self._out.put(Tell(FullyReplicated(tuple(sorted(self._present.placement.servers)))))
+        """All slices have all the copies that they should have, if all servers of the placement are here: one
+        may have gone before the first step."""
+        servers = self._present.placement.servers
+        if servers <= self.followers | {self._settings.rank}:
+            self._out.put(Tell(FullyReplicated(tuple(sorted(servers)))))
 
     # --- workers ----------------------------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class ReplyNotes:
         self._cuts.announce(worker, notes)
         if (following := self._changes.attached(worker)) is not None:
             notes["next"] = following
+        elif present.ordered.number > present.placement.number:
+            # Its pushes come behind this placement in the order: its new servers need them, too.
+            notes["next"] = [present.ordered.to_json(), {}]
         if decider.ballot.reason is not None:
             notes["stop"] = True
         notes["placement"] = present.placement.to_json()

@@ -18,7 +18,7 @@ from paceline.core.server.lead_actions import Order, OutgoingActions, Tell, Tell
 from paceline.core.server.lead_reports import ReplaceWorker
 from paceline.core.server.lead_settings import LeadSettings
 from paceline.core.server.present import Present
-from paceline.core.steps import PlaceStep, Steps
+from paceline.core.steps import AdmitStep, PlaceStep, Steps
 from paceline.core.totals import Applied
 
 __all__ = ["RunOrder"]
@@ -60,6 +60,11 @@ class RunOrder:
     def unwritten(self) -> tuple[Applied, ...]:
         """Records of applied pushes that this server has not written yet."""
         return tuple(self._applied)
+
+    @property
+    def unsent(self) -> tuple[Event, ...]:
+        """Events that the followers have not been sent yet: they go with the next Order."""
+        return tuple(self._events)
 
     def happen(self, event: Event) -> Ruling:
         """Let something happen to the decider; the followers will hear of it with the next Order."""
@@ -127,4 +132,9 @@ class RunOrder:
         if (complete := self.sequencer.answered(answers)) is not None:
             parts, held = complete
             ruling = self.happen(Answered(tuple(map(tuple, parts))))
-            self.append([*ruling.steps, *held])
+            # Answers that were held come with the parameters that follow now.
+            version = self.decider.version
+            admits = [
+                each._replace(version=version) if isinstance(each, AdmitStep) else each for each in held
+            ]
+            self.append([*ruling.steps, *admits])

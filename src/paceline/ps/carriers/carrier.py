@@ -120,7 +120,7 @@ class Attaching:
     connection: Connection
     worker: int
     message: AttachMessage
-    descriptors: Sequence[int]
+    descriptors: list[int]
     """File descriptors that came with the message."""
     layout: Layout
     shard: Shard

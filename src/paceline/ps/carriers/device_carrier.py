@@ -46,7 +46,7 @@ class DeviceCarrier:
         self._connection = attaching.connection
         self._layout = attaching.layout
         self._memory: DeviceParameters = attaching.on_device
-        region = Region.attach(attaching.descriptors[0], FLAGS_BYTES)
+        region = Region.attach(attaching.descriptors.pop(), FLAGS_BYTES)
         self._flags: Flags = self._memory.device.flags(region)
         region.close_descriptor()
         self._slot: DeviceBlock = self._memory.take()

@@ -26,7 +26,7 @@ class MirroredCarrier(SharedCarrier):
         super().__init__(attaching)
         self._shard = attaching.shard
         size = flags_bytes(len(attaching.layout.slices))
-        self._words = FlagWords(Region.attach(attaching.descriptors[1], size))
+        self._words = FlagWords(Region.attach(attaching.descriptors.pop(0), size))
         self._replies = 0
 
     def welcome(self, reply: AttachedReply, owned: Sequence[int]) -> None:

@@ -35,7 +35,7 @@ class SharedCarrier:
         if len(attaching.descriptors) != self.descriptors:
             raise FrameError("a worker on this host attaches with its memory")
         self._may_share = attaching.message.in_place
-        self._region = Region.attach(attaching.descriptors[0], 2 * self._layout.nbytes)
+        self._region = Region.attach(attaching.descriptors.pop(0), 2 * self._layout.nbytes)
         self._reply = AdmitReply(version=0)
         self.gradients, self._own_copy = self._fit(attaching.shard)
         self.copy: Copy | None = self._own_copy

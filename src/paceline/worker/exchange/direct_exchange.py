@@ -77,11 +77,16 @@ class DirectExchange:
 
     def attach_all(self) -> None:
         """Attach to every server. The lead comes last: it opens the gate when all workers are everywhere."""
-        for link in reversed(self.links.each):
+        links, welcome = self.links, None
+        for link in reversed([*links.each]):
+            if link not in links.each:
+                continue  # it led, and is gone: another server has said that it leads now
             self._attach(link)
-            if link is not self.links.lead:
-                self._take_parameters(link, ATTACHED)
-        self.news.welcomed(self._take_parameters(self.links.lead, ATTACHED))
+            if link is not links.lead:
+                answer = self._take_parameters(link, ATTACHED)
+                welcome = answer if link is links.lead else welcome
+        self.news.welcomed(welcome or self._take_parameters(links.lead, ATTACHED))
+        self.get_ready()  # servers may have come since this worker was told which there are
 
     def _attach(self, link: ServerLink) -> None:
         message = AttachMessage(
@@ -109,7 +114,7 @@ class DirectExchange:
         links, lane = self.links, self.links.lane
         phase = lane.enter(Phase.PUSH)
         ready = 0
-        if self._unread or self._placements.announced is not None:
+        if self._unread or self._placements.incomplete:
             ready = self.get_ready()
         self.numbers.complete(message, fetch=fetch, version=self.news.version, ready=ready)
         written = self.payloads.write(message)
@@ -155,14 +160,15 @@ class DirectExchange:
         return self.news.take_save()
 
     def get_ready(self) -> int:
-        """Before a request: settle, and get ready for the placement that is announced.
+        """Before a request: settle, and get ready for the placement that is announced. Connects to servers
+        that came while this worker joined.
 
         Returns:
             Its number, which the lead waits for; 0 if none is announced.
         """
         if self._unread:
             self.settle()
-        if self._placements.announced is None:
+        if not self._placements.incomplete:
             return 0
         links = self.links
         for server, address in self._placements.missing_links().items():
@@ -217,7 +223,7 @@ class DirectExchange:
 
     def _take_admits(self, *, fetch: bool) -> None:
         links = self.links
-        if not links.replicated and self._placements.announced is None:
+        if not links.replicated and not self._placements.incomplete:
             for link in tuple(links.each):
                 self._take_admit(link, fetch=fetch)
             return

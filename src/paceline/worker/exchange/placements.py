@@ -1,5 +1,7 @@
 """Which server holds which slices, as a worker knows it: now, and in the placement announced next."""
 
+from collections.abc import Mapping
+
 from paceline.comm import Address
 from paceline.comm.worker_messages import AttachedReply, LeadNews, SendsMessage
 from paceline.core.json_types import Json, JsonObject
@@ -20,7 +22,10 @@ class Placements:
         self.announced: Placement | None = None
         """A placement to come."""
         self._addresses: dict[int, Address] = {}
-        """Where the servers are that are new in it."""
+        """Where servers are that this worker may have no link to."""
+        self._unlinked = False
+        """Whether the present placement has servers that this worker has no link to: they came while it
+        joined."""
         self._ready = 0
         """Its number, once this worker is ready for it."""
         self._absent: set[int] = set()
@@ -31,6 +36,11 @@ class Placements:
     def ready(self) -> int:
         """Number of the announced placement if this worker is ready for it, else 0."""
         return self._ready if self.announced is not None else 0
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether there may be servers to connect to before the next request."""
+        return self.announced is not None or self._unlinked
 
     def answers(self, link: ServerLink) -> bool:
         """Whether a server answers requests: one that is new answers from its first placement on."""
@@ -55,12 +65,17 @@ class Placements:
 
     def hear(self, link: ServerLink, reply: LeadNews | AttachedReply) -> None:
         """A reply may name a new placement, which only the lead does, or announce the next one."""
+        if isinstance(reply, AttachedReply):
+            self._learn(reply.servers or {})
         if reply.placement is not None:
             self._adopt(link, Placement.from_json(reply.placement))
         if reply.next is not None:
             placement, addresses = _read_next(reply.next)
-            self._addresses = {int(rank): Address.from_json(where) for rank, where in addresses.items()}
+            self._learn(addresses)
             self.announced = Placement.from_json(placement)
+
+    def _learn(self, addresses: Mapping[int, JsonObject] | Mapping[str, JsonObject]) -> None:
+        self._addresses |= {int(rank): Address.from_json(where) for rank, where in addresses.items()}
 
     def _adopt(self, lead: ServerLink, placement: Placement) -> None:
         links = self._links
@@ -73,6 +88,7 @@ class Placements:
         self._absent &= placement.servers
         links.drop(gone)
         self.arrange()
+        self._unlinked = bool(self.missing_links())
 
     def lose(self) -> list[int]:
         """Drop the lost links. Returns all servers that are gone and still in the placement."""
@@ -83,17 +99,22 @@ class Placements:
         return sorted(self._absent)
 
     def missing_links(self) -> dict[int, Address]:
-        """Servers of the next placement that this worker has no link to. Empty once it is ready."""
-        if self.announced is None or self._ready == self.announced.number:
-            return {}
-        known = {link.server for link in self._links.each}
-        return {rank: where for rank, where in self._addresses.items() if rank not in known}
+        """Servers of the present and of the next placement that this worker has no link to. Empty once it is
+        ready."""
+        wanted = set(self._placement.servers)
+        if self.announced is not None and self._ready != self.announced.number:
+            wanted |= self.announced.servers
+        wanted -= {link.server for link in self._links.each} | self._absent
+        return {rank: where for rank, where in self._addresses.items() if rank in wanted}
 
     def become_ready(self) -> None:
         """All new servers are reached: from now on this worker sends what the next placement needs."""
         if self.announced is not None and self._ready != self.announced.number:
             self.arrange()
             self._ready = self.announced.number
+        elif self._unlinked:
+            self.arrange()
+        self._unlinked = bool(self.missing_links())
 
 
 def _read_next(announced: Json) -> tuple[Json, dict[str, JsonObject]]:

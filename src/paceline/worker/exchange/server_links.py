@@ -28,6 +28,8 @@ _PROBE_S = 0.25
 """Time without an answer after which a worker asks whether a frame was lost."""
 _RESUMPTIONS, _RESUMPTION_S = 5, 2.0
 """Number of attempts to resume a link over a new socket, and the time limit of each."""
+_REDIAL_S = 30.0
+"""How long a server that has too many newcomers is dialled again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,13 @@ class ServerLinks:
                 f"PACELINE_LINK_CONDITIONS={conditions} emulates a network, and link=shm and mode hogwild "
                 "share memory: unset it, or use link auto or tcp and another mode"
             )
-        self._connect = partial(connect, secret=settings.secret, link=settings.link, conditions=conditions)
+        self._connect = partial(
+            connect,
+            secret=settings.secret,
+            link=settings.link,
+            conditions=conditions,
+            redial_s=min(settings.deadline_s, _REDIAL_S),
+        )
         self.each: list[ServerLink] = []
         """The lead comes first when answers are read, and last when requests are sent."""
         self.replicated = False
@@ -247,7 +255,9 @@ class ServerLinks:
                 raise broken from None
             try:
                 other.sock.settimeout(_RESUMPTION_S)
-                other.send(Kind.HELLO, {**self._hello(), "resume": connection.received})
+                other.send(
+                    Kind.HELLO, {**self._hello(), "resume": connection.received, "token": connection.token}
+                )
                 frame = other.receive()
                 if frame.kind is not Kind.RESUMED:
                     reason = frame.body.get("message", frame.kind.name)

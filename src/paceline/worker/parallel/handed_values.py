@@ -6,6 +6,7 @@ Only what arrives as what it was: tensors, numbers, texts, None, and lists, tupl
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = ["from_handed", "handed"]
@@ -28,14 +29,14 @@ def handed(value: Any, tensors: list[Tensor]) -> Any:
         return value
     if kind is list:
         return [handed(each, tensors) for each in value]
-    if kind is tuple:
+    if kind is tuple or kind is torch.Size:
         return {"tuple": [handed(each, tensors) for each in value]}
     if kind is dict:
         return {"dict": [[handed(k, tensors), handed(v, tensors)] for k, v in value.items()]}
     raise TypeError(f"a {kind.__name__} cannot be handed to another process")
 
 
-def from_handed(value: Any, tensors: Sequence[Tensor]) -> Any:
+def from_handed(value: Any, tensors: Sequence[Any]) -> Any:
     """The inverse of `handed`; the tensors are those given, themselves."""
     if isinstance(value, list):
         return [from_handed(each, tensors) for each in value]

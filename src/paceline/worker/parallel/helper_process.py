@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.exceptions import DeadlineError, LinkError, PacelineError
+from paceline.exceptions import DeadlineError, LinkError, PacelineError, UsageError
 from paceline.worker.parallel.mailbox import Mailbox
 
 __all__ = ["HelperProcess"]
@@ -35,9 +35,12 @@ class HelperProcess:
         name: for messages: "process 1 of --local processes:2".
         begin: called once in the new process; returns what answers the worker's messages there.
         deadline_s: how long an answer may take.
+        keep: descriptors that the new process needs.
     """
 
-    def __init__(self, name: str, begin: Callable[[], Serve], *, deadline_s: float) -> None:
+    def __init__(
+        self, name: str, begin: Callable[[], Serve], *, deadline_s: float, keep: Sequence[int] = ()
+    ) -> None:
         self._name = name
         self._deadline_s = deadline_s
         mine, theirs = socket.socketpair()
@@ -48,7 +51,7 @@ class HelperProcess:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _be_helper(worker, theirs, begin)
+                _be_helper(worker, theirs, begin, keep)
             finally:
                 os._exit(1)
         theirs.close()
@@ -65,11 +68,14 @@ class HelperProcess:
 
         Raises:
             RuntimeError: what was asked for failed there; with the traceback.
+            UsageError: the same, if it says what to do.
             LinkError: the process has ended.
             DeadlineError: it takes too long.
         """
         with self._told_when_gone():
             body, tensors = self._box.receive()
+        if "failed" in body and not body["traceback"] and body["failed"].startswith("UsageError: "):
+            raise UsageError(body["failed"].removeprefix("UsageError: "))
         if "failed" in body:
             raise RuntimeError(f"in {self._name}: {body['failed']}\n{body['traceback']}")
         return body, tensors
@@ -96,7 +102,7 @@ class HelperProcess:
             ) from None
 
 
-def _be_helper(worker: int, sock: socket.socket, begin: Callable[[], Serve]) -> None:
+def _be_helper(worker: int, sock: socket.socket, begin: Callable[[], Serve], keep: Sequence[int]) -> None:
     """The life of the new process. Does not return."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != worker:  # it died before that
@@ -104,9 +110,9 @@ def _be_helper(worker: int, sock: socket.socket, begin: Callable[[], Serve]) -> 
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    keep = sock.fileno()
-    os.closerange(3, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+    kept = sorted({*keep, sock.fileno()})
+    for below, above in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(below + 1, above)
     torch.set_num_threads(1)  # OpenMP's pool did not come along
     box = Mailbox(sock)
     serve: Serve | None = None

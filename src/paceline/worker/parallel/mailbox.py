@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.comm import Region
 from paceline.params import dtype_named
 
-__all__ = ["Mailbox", "bytes_for", "views_of"]
+__all__ = ["Mailbox", "bytes_for", "places_of", "views_at", "views_of"]
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNED = 64
@@ -33,10 +33,10 @@ class Mailbox:
 
     def send(self, body: Any, tensors: Sequence[Tensor] = ()) -> None:
         """Send a message. What was received before is the other side's to change from here on."""
-        places, size = _places(tensors)
+        places, size = places_of(tensors)
         fresh = self._make_room(size)
         if self._out is not None and tensors:
-            for view, tensor in zip(_views(self._out, places), tensors, strict=True):
+            for view, tensor in zip(views_at(self._out, places), tensors, strict=True):
                 view.copy_(tensor.detach())
         head = {"body": body, "tensors": places, "room": fresh.size if fresh is not None else None}
         data = json.dumps(head).encode()
@@ -63,7 +63,7 @@ class Mailbox:
             self._in.close_descriptor()
         places = head["tensors"]
         assert self._in is not None or not places
-        return head["body"], [] if self._in is None else _views(self._in, places)
+        return head["body"], [] if self._in is None else views_at(self._in, places)
 
     def close(self) -> None:
         """Close the socket; the other side sees it."""
@@ -89,15 +89,15 @@ class Mailbox:
 
 def views_of(region: Region, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Memory for tensors like these, one behind the other."""
-    return _views(region, _places(tensors)[0])
+    return views_at(region, places_of(tensors)[0])
 
 
 def bytes_for(tensors: Sequence[Tensor]) -> int:
     """Size of the memory that `views_of` needs."""
-    return max(1, _places(tensors)[1])
+    return max(1, places_of(tensors)[1])
 
 
-def _places(tensors: Sequence[Tensor]) -> tuple[list[tuple[str, list[int], int]], int]:
+def places_of(tensors: Sequence[Tensor]) -> tuple[list[tuple[str, list[int], int]], int]:
     """Of each tensor its dtype, shape and offset; and the size of all."""
     places, end = [], 0
     for tensor in tensors:
@@ -106,7 +106,8 @@ def _places(tensors: Sequence[Tensor]) -> tuple[list[tuple[str, list[int], int]]
     return places, end
 
 
-def _views(region: Region, places: Sequence[Any]) -> list[Tensor]:
+def views_at(region: Region, places: Sequence[Any]) -> list[Tensor]:
+    """The tensors at places that `places_of` returned."""
     found = []
     for name, shape, offset in places:
         dtype = dtype_named(name)

@@ -34,6 +34,13 @@ class SharedState:
             "trained": [p.requires_grad for p in found.parameters()],
         }
 
+    def views(self, model: int) -> list[Tensor]:
+        """The memory of a model's parameters, and behind them of its buffers, as tensors of their own: what
+        autograd keeps of them does not change with the next `write`."""
+        everything = [t for tensors in self._views for t in tensors]
+        start = sum(len(tensors) for tensors in self._views[:model])
+        return views_of(self._region, everything)[start : start + len(self._views[model])]
+
     def bind(self) -> None:
         """In a forked process: let the parameters of its models be that memory."""
         for model, views in zip(self._models, self._views, strict=True):

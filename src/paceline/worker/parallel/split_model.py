@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from paceline.core.local_spec import LocalSpec
 from paceline.exceptions import UsageError
 from paceline.worker.parallel.batch_parts import Batch, BatchPart, join_outputs
 from paceline.worker.parallel.part_graph import Circumstances
@@ -57,13 +56,16 @@ class SplitForward:
 
     Args:
         index: the model's place among those that were prepared.
+        count: into how many parts a batch is cut that has as many samples.
+        option: that asks for it.
     """
 
-    def __init__(self, model: nn.Module, index: int, replicas: Replicas, spec: LocalSpec) -> None:
+    def __init__(self, model: nn.Module, index: int, replicas: Replicas, *, count: int, option: str) -> None:
         self._model = model
         self._index = index
         self._replicas = replicas
-        self._spec = spec
+        self._count = count
+        self._option = option
 
     def install(self) -> None:
         """From here on the model computes in parts."""
@@ -74,15 +76,14 @@ class SplitForward:
         vars(self._model).pop("forward", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        option = f"--local {self._spec}"
-        batch = Batch(args, kwargs, option)
-        count = min(self._spec.count, batch.rows)
+        batch = Batch(args, kwargs, self._option)
+        count = min(self._count, batch.rows)
         if count < 2:
             return type(self._model).forward(self._model, *args, **kwargs)
         inputs = batch.inputs
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         needs = torch.is_grad_enabled() and bool(inputs or parameters)
-        call = _Call(self._replicas, self._index, batch, count, option)
+        call = _Call(self._replicas, self._index, batch, count, self._option)
         if needs:
             return call.with_structure(_SplitCall.apply(call, *inputs, *parameters))
         return call.with_structure(call.forward(Circumstances.now(needs_gradients=False)))

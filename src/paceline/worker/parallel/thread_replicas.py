@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from paceline.worker.parallel.batch_parts import BatchPart
+from paceline.worker.parallel.module_copy import copy_modules
 from paceline.worker.parallel.part_graph import Circumstances, PartGraph
 
 __all__ = ["Replica", "ThreadReplicas"]
@@ -30,19 +31,7 @@ class Replica:
         self.parameters = [parameters[id(p)] for p in model.parameters() if p.requires_grad]
         """Those for which a gradient is wanted."""
         buffers = {id(b): b if first else b.clone() for b in model.buffers()}
-        self._modules = {id(m): _bare_copy(m) for m in model.modules()}
-        for module in model.modules():
-            copy = self._modules[id(module)]
-            own = vars(copy)
-            for kind, known in (("_modules", self._modules), ("_buffers", buffers)):
-                own[kind] = {n: None if v is None else known[id(v)] for n, v in vars(module)[kind].items()}
-            own["_parameters"] = {}
-            for name, p in vars(module)["_parameters"].items():
-                if isinstance(module, nn.RNNBase) and p is not None:  # which has another list of them
-                    setattr(copy, name, parameters[id(p)])
-                else:
-                    own["_parameters"][name] = None if p is None else parameters[id(p)]
-        vars(self._modules[id(model)]).pop("forward", None)
+        self._modules = copy_modules(model, parameters, buffers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, without the model's own hooks: those are for the whole batch."""
@@ -115,11 +104,3 @@ class _ThreadParts:
 
 def _alias(parameter: Tensor) -> nn.Parameter:
     return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-
-
-def _bare_copy(module: nn.Module) -> nn.Module:
-    copy = type(module).__new__(type(module))
-    vars(copy).update(vars(module))
-    if isinstance(module, nn.RNNBase):
-        vars(copy)["_flat_weights"] = list(vars(module)["_flat_weights"])
-    return copy
