@@ -24,7 +24,7 @@ FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do 
 	&& { echo "$$p"; break; }; done || true
 export PYTHON
 
-.PHONY: help setup demo examples test check bench chaos explore soak browser gpu slow clean
+.PHONY: help setup demo examples test check bench chaos explore soak browser gpu hosts slow clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s  %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,9 @@ browser: $(VENV)/.dev ## the report in headless Chromium; installs Debian's if t
 
 gpu: $(VENV)/.dev ## tests that need a CUDA device; skips them where there is none
 	$(BIN)/python -m pytest -m gpu -rs
+
+hosts: $(VENV)/.dev ## runs on two and three hosts, which are network namespaces; skips them where there is no root
+	$(BIN)/python -m pytest -m hosts -rs
 
 slow: $(VENV)/.dev ## longer tests, among them 10,000 random scripts (PACELINE_SEED=n repeats); failing ones in artifacts/
 	@echo "make slow: PACELINE_SEED=$(PACELINE_SEED)"

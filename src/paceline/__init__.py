@@ -10,7 +10,7 @@ From the top down; a package imports only from those below it:
 * `papers/`      `paceline bench`: the experiments of the papers that Paceline is built from, repeated.
 * `api/`         everything that commands, scripts and notebooks call.
 * `control/`     the controller: starts, watches and replaces processes, writes the run directory.
-* `engines/`     starts processes.
+* `engines/`     hosts, and an agent on each that runs processes.
 * `ps/`          parameter servers: order the run, apply gradients, hold replicas, write checkpoints.
 * `worker/`      the worker's side: what `prepare()` does to a script.
 * `collective/`  all-reduce among workers: groups, reducers, the ring.

@@ -62,7 +62,7 @@ from paceline.core.run_decisions import (
     Save,
     WaitForCause,
 )
-from paceline.engines import Engine, Exit
+from paceline.engines import Engine, Exited, HostJoined, HostLost, JoinRefused
 from paceline.exceptions import CheckpointError, PacelineError, RoleFailed
 from paceline.observe import RunStatus, WorkerStatus
 from paceline.observe.record.tables import cut_torn, to_parquet
@@ -109,7 +109,8 @@ class Controller:
         heir: str | None = None,
         beginning: Beginning | None = None,
     ) -> None:
-        job, begin = plan.job, beginning or new_run(plan, run, resume)
+        job = plan.job
+        begin = beginning or new_run(plan, run, resume, address=engine.hosts()[0].address)
         self._beginning = begin
         self._job = job
         self._finish = finish
@@ -133,6 +134,7 @@ class Controller:
             heir=heir,
             origin=begin.origin,
             meeting_port=begin.meeting_port,
+            refused=lambda reason: self._links.post(TurnedAway(reason)),
         )
         requests = Requests(run.path)
         self._switches = ModeSwitches(plan, self._record, requests, num_workers=lambda: len(machine.working))
@@ -235,6 +237,7 @@ class Controller:
         self._poll()
         yield from self._links.events()
         yield from self._processes.exits()
+        yield from self._processes.host_events()
         now = time.monotonic()
         if self._cause_due is not None and now > self._cause_due:
             yield CauseOverdue()
@@ -269,9 +272,12 @@ class Controller:
             case TurnedAway(reason):
                 self._record.stranger(reason)
                 return []
-            case Exit(role, rank, incarnation, code):
-                self._hearing.codes.setdefault(f"{role}:{rank}", code or 0)
+            case Exited(role, rank, incarnation):
+                self._hearing.codes.setdefault(f"{role}:{rank}", event.code or 0)
                 return self._machine.exited(role, rank, incarnation, event.end)
+            case HostJoined() | HostLost() | JoinRefused():
+                self._record.host_event(event)
+                return []
             case UserRequest():
                 return self._desk.decide(event)
             case StopSignal():
@@ -369,6 +375,7 @@ class Controller:
         for text in [*directory.cut_torn_event(), *cut_torn(directory.path / "raw")]:
             self._record.note(text)
         self._processes.start_from(self._processes.origin)
+        self._record.show_hosts(self._processes.hosts())
         return self._machine.begin()
 
     # --- actions ------------------------------------------------------------------------------------
@@ -389,7 +396,9 @@ class Controller:
             worker.state = "starting"
         for server in self._links.connected("server"):  # before it can come to them
             self._links.tell(server, expected_roles(machine))
-        self._processes.start(launch, around)
+        host = self._processes.start(launch, around)
+        if self.status.hosts:
+            self._record.role_on_host(launch.role, rank, host)
 
     def _dismiss(self, rank: int) -> None:
         self._links.server_gone(rank)
@@ -459,7 +468,7 @@ class Controller:
         """Roles that lost a server say how far they had come: then what is lost is known, not guessed."""
         awaited, patience = set(self._links.connected("worker")), _LAST_WORDS_S
         if self._takeover.rebuilding:  # workers are on their way here
-            awaited = {name for name in self._processes.pids() if name.startswith("worker:")}
+            awaited = {name for name in self._processes.running() if name.startswith("worker:")}
             patience = _LAST_WORDS_AFTER_TAKEOVER_S
         until = time.monotonic() + patience
         self._links.admits_replaced = True
@@ -501,7 +510,8 @@ class Controller:
 
     def _show(self) -> None:
         """Publish the status, unless the run is over: then the last figures are still to come."""
-        self._publisher.sample(self._processes.pids(), time.monotonic())
+        processes = self._processes
+        self._publisher.sample(processes.local_pids(), processes.usage_elsewhere(), time.monotonic())
         self.status.restarts = sum(self._machine.restarts.values())
         if not self._machine.state.over:
             self._publisher.publish(self._machine.state)
@@ -543,7 +553,7 @@ class Controller:
             for name in self._links.connected("server"):
                 self._links.tell(name, StopServing())
         deadline = time.monotonic() + (_EXIT_S if graceful else 0.3)
-        while self._processes.pids() and time.monotonic() < deadline:
+        while self._processes.running() and time.monotonic() < deadline:
             self._hear_until_the_end()
             self._processes.exits()
         while self._links.connected("server") and time.monotonic() < deadline:
@@ -553,7 +563,9 @@ class Controller:
     def _let_scripts_exit(self) -> None:
         """The scripts of the other workers probably end in the same way. What they still say is shown."""
         until = time.monotonic() + _SCRIPTS_EXIT_S
-        while any(name.startswith("worker:") for name in self._processes.pids()) and time.monotonic() < until:
+        while (
+            any(name.startswith("worker:") for name in self._processes.running()) and time.monotonic() < until
+        ):
             self._hear_until_the_end()
             self._processes.exits()
 

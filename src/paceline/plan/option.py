@@ -29,6 +29,7 @@ __all__ = [
     "in_worker",
     "option",
     "options_of",
+    "over_hosts",
 ]
 
 Check = Callable[[str, Any], Any]
@@ -116,6 +117,10 @@ def option(default: Any, *, flags: tuple[str, ...] = (), **declared: Any) -> Any
 
 in_worker = functools.partial(option, panel=PROCESSES, commands=EVERY_COMMAND, roles=("worker",))
 """An option about what each worker does."""
+over_hosts = functools.partial(
+    option, panel=PROCESSES, commands=ONE_RUN, not_in_grid="a study runs on one host"
+)
+"""An option of runs on several hosts."""
 
 
 def options_of(job: type) -> tuple[Option, ...]:

@@ -17,6 +17,7 @@ Parts of both roles:
 * `worker_frames.py` reads frames of workers into requests.
 * `controller_line.py` ControllerLine: what a server says to the controller.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.
+* `run_store.py`  where parts of checkpoints are: on this disk, or in the store of the controller's host.
 
 Parts of the leader:
 
