@@ -255,8 +255,6 @@ result(moved)
 # --- bad input ------------------------------------------------------------------------------------------
 
 STRANGER = """
-import contextlib
-from paceline.exceptions import LinkError
 import paceline.worker.exchange.server_links as client_module
 from paceline.comm import Connection, Kind, connect
 from paceline.worker.session import current_session
