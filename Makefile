@@ -24,7 +24,7 @@ FIND_PYTHON = for p in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do 
 	&& { echo "$$p"; break; }; done || true
 export PYTHON
 
-.PHONY: help setup demo examples test check bench chaos explore soak browser gpu integrations slow clean
+.PHONY: help setup demo examples test check bench chaos explore soak browser gpu hosts integrations slow clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s  %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,9 @@ gpu: $(VENV)/.dev ## tests that need a CUDA device; skips them where there is no
 integrations: $(VENV)/.dev ## Lightning, transformers and a notebook, with the real libraries; installs them
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[lightning,transformers,notebook]'
 	$(BIN)/python -m pytest -m integrations -rs
+
+hosts: $(VENV)/.dev ## runs on two and three hosts, which are network namespaces; skips them where there is no root
+	$(BIN)/python -m pytest -m hosts -rs
 
 slow: $(VENV)/.dev ## longer tests, among them 10,000 random scripts (PACELINE_SEED=n repeats); failing ones in artifacts/
 	@echo "make slow: PACELINE_SEED=$(PACELINE_SEED)"

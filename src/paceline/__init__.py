@@ -11,7 +11,7 @@ From the top down; a package imports only from those below it:
 * `papers/`      `paceline bench`: the experiments of the papers that Paceline is built from, repeated.
 * `api/`         everything that commands, scripts and notebooks call.
 * `control/`     the controller: starts, watches and replaces processes, writes the run directory.
-* `engines/`     starts processes.
+* `engines/`     hosts, and an agent on each that runs processes.
 * `reading/`     processes that evaluate a run's model beside its workers.
 * `ps/`          parameter servers: order the run, apply gradients, hold replicas, write checkpoints.
 * `worker/`      the worker's side: what `prepare()` does to a script.

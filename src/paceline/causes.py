@@ -30,6 +30,8 @@ class Cause(Enum):
     mistake (a label that is out of range) comes again at the same step, and then fails the run."""
     LOST_LINK = "lost link"
     """It lost its connection to another role, whose end is probably the cause."""
+    LOST_HOST = "lost host"
+    """Its host is gone, or cannot be reached."""
     EXITED = "exited"
     """It exited by itself. Its report says why, unless it exited without one."""
     USER_ERROR = "user error"
@@ -38,7 +40,10 @@ class Cause(Enum):
     @property
     def may_pass(self) -> bool:
         """Whether another process in its place may do better."""
-        return self in (Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.NO_RESOURCES, Cause.DEVICE)
+        return self in _MAY_PASS
+
+
+_MAY_PASS = (Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.NO_RESOURCES, Cause.DEVICE, Cause.LOST_HOST)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ PacelineError
 ├── ScriptExit                     a script ended by itself with an exit code other than 0
 ├── RoleFailed                     a role ended in error; carries its name and traceback
 └── CheckpointError                a checkpoint is incomplete, altered or cannot be written
+    └── StoreError                 a store does not have a blob, or cannot keep it
 
 Every one of them pickles (they cross process boundaries inside one engine).
 """
@@ -35,6 +36,7 @@ __all__ = [
     "RoleFailed",
     "RunNotFound",
     "ScriptExit",
+    "StoreError",
     "UpdateOverflow",
     "UsageError",
 ]
@@ -96,6 +98,10 @@ class UpdateOverflow(PacelineError):
 
 class CheckpointError(PacelineError):
     """A checkpoint is incomplete, altered, of another model, or cannot be written."""
+
+
+class StoreError(CheckpointError):
+    """A store does not have a blob, or cannot keep it."""
 
 
 class ScriptExit(PacelineError):

@@ -151,7 +151,7 @@ def test_hogwild_of_a_worker_that_cannot_share_memory_is_refused(run):
     source = """
 from paceline.worker.exchange.entry import Entry
 attach = Entry.attach
-Entry.attach = lambda self, adopted, *, in_place, greeting=None: attach(self, adopted, in_place=False)
+Entry.attach = lambda self, adopted, *, in_place, **more: attach(self, adopted, in_place=False, **more)
 """
     ran = run(source + MODEL + "train(prepared())", workers=2, threads=1, mode="hogwild")
     assert_failed(ran, "mode hogwild lets all workers write into one memory of their host, and this worker")

@@ -249,7 +249,7 @@ def test_a_killed_server_sends_the_run_back_to_its_checkpoint(run, place):
     def watch(status, lines, engine):
         if status.version >= 12 and not killed:
             killed.append(status.version)
-            engine.kill("server", 0, 9)
+            engine.local.end("server", 0)
 
     slow = "time.sleep(0.05)"
     script = "import time\n" + source(before_step=slow, samples=256)

@@ -25,6 +25,7 @@ from paceline.ps.follower import Follower
 from paceline.ps.leader import Leader
 from paceline.ps.part_writer import PartWriter
 from paceline.ps.parts import ServerParts
+from paceline.ps.run_store import LocalParts
 from tests.links import linked
 
 
@@ -61,7 +62,10 @@ def following(directory: Path) -> Follower:
             spans=NO_SPANS,
             executor=executor,
             attachments=Attachments(executor, hub, NO_SPANS),
-            part_writer=PartWriter("server-1.safetensors", Faults.parse(""), NO_SPANS, hub.post),
+            part_writer=PartWriter(
+                "server-1.safetensors", Faults.parse(""), NO_SPANS, hub.post, LocalParts()
+            ),
+            checkpoint_parts=LocalParts(),
         )
     )
     decider = Decider(executor.mode)
@@ -76,6 +80,7 @@ def following(directory: Path) -> Follower:
         numerics=Numerics.here().to_json(),
         checkpoint=None,
         placement=placement,
+        takes_part=True,
         extras_bytes=0,
     )
     return follower

@@ -5,8 +5,6 @@ import shutil
 import signal
 import socket
 import time
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,10 +31,11 @@ from paceline.control.role_links import Joined, RoleLinks, StopSignal
 from paceline.control.run_record import RunRecord
 from paceline.control.scaling import told_change
 from paceline.core.modes import parse_mode
-from paceline.engines import Exit, Handover, Left, RoleSpec, Succession
+from paceline.engines import LOCAL_HOST, Exited, Handover, Left, RoleSpec
 from paceline.exceptions import LinkError, RoleFailed, UsageError
 from paceline.plan import Job, make_plan
 from paceline.storage.checkpoint import CheckpointWriter, load
+from paceline.testing import PaperEngine
 from tests.hostile_files import GOLDEN
 from tests.links import PATIENCE_S, SECRET
 
@@ -240,53 +239,6 @@ def test_the_user_is_told_who_joins_and_leaves(before: set[int], after: set[int]
 # --- the loop -------------------------------------------------------------------------------------------
 
 
-class PaperEngine:
-    """An engine that writes down what it is asked for, and reports the exits that a test plans.
-
-    Args:
-        first: called with the first role that is started.
-    """
-
-    def __init__(
-        self, exits: list[Exit] | None = None, first: Callable[[RoleSpec], object] = lambda spec: None
-    ) -> None:
-        self._first = first
-        self.started: list[RoleSpec] = []
-        self.killed: list[str] = []
-        self.guarded: list[Succession | None] = []
-        self.closed = False
-        self._exits = deque(exits or [])
-        self._socket, self._other = socket.socketpair()
-
-    def start(self, spec: RoleSpec) -> None:
-        self.started.append(spec)
-        if len(self.started) == 1:
-            self._first(spec)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def exits(self) -> list[Exit]:
-        return [self._exits.popleft()] if self._exits and self.started else []
-
-    def pids(self) -> dict[str, int]:
-        return {}
-
-    def starting(self) -> list[tuple[str, int]]:
-        return []
-
-    def kill(self, role: str, rank: int, signal: int) -> None:
-        self.killed.append(f"{role}:{rank}")
-
-    def guard(self, succession: Succession | None) -> None:
-        self.guarded.append(succession)
-
-    def close(self) -> None:
-        self.closed = True
-        self._socket.close()
-        self._other.close()
-
-
 def checkpoint_at(run: RunDirectory, machine: dict[str, Any], samples: int) -> Path:
     """A checkpoint of a run whose mode's machine was in this state."""
     golden = load(GOLDEN)
@@ -307,7 +259,7 @@ def test_a_worker_that_crashes_is_started_again_until_no_restart_is_left(
     run: RunDirectory, plan: Any
 ) -> None:
     limit = plan.job.max_restarts
-    crashes = [Exit("worker", 1, number, None, signal.SIGSEGV) for number in range(limit + 1)]
+    crashes = [Exited.of("worker", 1, number, None, signal.SIGSEGV) for number in range(limit + 1)]
     engine = PaperEngine(crashes)
     controller = Controller(plan, engine, run)
     with pytest.raises(RoleFailed, match="worker:1: was killed by SIGSEGV after 3 restarts"):
@@ -336,7 +288,7 @@ def test_a_successor_is_built_from_the_journal(run: RunDirectory, plan: Any) -> 
         if status.restarts:
             raise Died
 
-    engine = PaperEngine([Exit("worker", 1, 0, None, signal.SIGSEGV)])
+    engine = PaperEngine([Exited.of("worker", 1, 0, None, signal.SIGSEGV)])
     first = Controller(plan, engine, run, watch=die, heir="package:function")
     with pytest.raises(Died):
         first.run()
@@ -351,8 +303,8 @@ def test_a_successor_is_built_from_the_journal(run: RunDirectory, plan: Any) -> 
     begin = taken_over(plan, run, handover, Listener(tcp=False))
     assert begin.machine.restarts == {0: 0, 1: 1} and begin.started == known.started
     assert begin.predecessor is not None and begin.predecessor.pid == known.pid
-    crash = [Exit("server", 0, 0, 1, None)]
-    second = PaperEngine(crash)
+    crash = [Exited.of("server", 0, 0, 1, None)]
+    second = PaperEngine(crash, running=[("server", 0, 0), ("worker", 0, 0)])
     controller = Controller(plan, second, run, heir="package:function", beginning=begin)
     with pytest.raises(RoleFailed, match="server:0"):
         controller.run()
@@ -387,7 +339,7 @@ def test_workers_that_a_successor_starts_count_their_steps_from_the_checkpoint(
     here, there = socket.socketpair()
     begin = taken_over(plan, run, Handover(succession, there, (), time.time()), Listener(tcp=False))
     assert (begin.origin.checkpoint, begin.origin.version, begin.origin.samples) == (made, 12, 96)
-    second = PaperEngine([Exit("server", 0, 0, 1, None)])
+    second = PaperEngine([Exited.of("server", 0, 0, 1, None)])
     with pytest.raises(RoleFailed, match="server:0"):
         Controller(plan, second, run, heir="package:function", beginning=begin).run()
     began = {spec.rank: spec.config["steps_before"] for spec in second.started if spec.role == "worker"}
@@ -396,38 +348,17 @@ def test_workers_that_a_successor_starts_count_their_steps_from_the_checkpoint(
     there.close()
 
 
-class SlowEngine(PaperEngine):
-    """Starts a role some turns after it was asked to. A role that is to be killed ends as soon as it runs."""
-
-    def __init__(self, exits: list[Exit], turns: int) -> None:
-        super().__init__(exits)
-        self._turns = turns
-        self.due: list[tuple[str, int, int]] = []
-
-    def start(self, spec: RoleSpec) -> None:
-        assert not self.due or self.due[-1][2] == spec.incarnation, f"{self.due} are still to start"
-        super().start(spec)
-        self.due.append((spec.role, spec.rank, spec.incarnation))
-
-    def starting(self) -> list[tuple[str, int]]:
-        return [(role, rank) for role, rank, _ in self.due]
-
-    def exits(self) -> list[Exit]:
-        if self.killed and self._turns:
-            self._turns -= 1
-            if not self._turns:
-                self.due.clear()
-            return []  # what a run hears of them while it goes back is of no use
-        return super().exits()
-
-
 def test_a_run_goes_back_when_roles_that_were_about_to_start_are_gone(run: RunDirectory, plan: Any) -> None:
     """Else there are two processes of one role for a while, with the same log and the same files."""
-    engine = SlowEngine([Exit("server", 0, 0, None, signal.SIGSEGV), Exit("server", 0, 1, 1, None)], turns=3)
+    exits = [Exited.of("server", 0, 0, None, signal.SIGSEGV), Exited.of("server", 0, 1, 1, None)]
+    engine = PaperEngine(exits, turns=3)
     with pytest.raises(RoleFailed, match="server:0"):
         Controller(plan, engine, run).run()
     assert {"worker:0", "worker:1"} <= set(engine.killed)
     assert [spec.incarnation for spec in engine.started] == [0, 0, 0, 1, 1, 1]
+    log = engine.agent(LOCAL_HOST).log
+    again = log.index(("asked", "server:0", 1))
+    assert {entry[1] for entry in log[:again] if entry[0] == "ended"} == {"server:0", "worker:0", "worker:1"}
 
 
 @pytest.mark.parametrize("tells", [False, True], ids=["dies", "tells"])
@@ -446,7 +377,7 @@ def test_a_run_that_cannot_read_its_checkpoints_fails_when_it_goes_back(
             roles[0].send(Kind.ERROR, body)
 
     with ThreadPoolExecutor(1) as pool:
-        exits = [] if tells else [Exit("server", 0, 0, None, signal.SIGSEGV)]
+        exits = [] if tells else [Exited.of("server", 0, 0, None, signal.SIGSEGV)]
         engine = PaperEngine(exits, first=(lambda spec: pool.submit(fail, spec)) if tells else fail)
         controller = Controller(plan, engine, run)
         with pytest.raises(RoleFailed, match="run: server:0 .*cannot go back .*cannot list"):

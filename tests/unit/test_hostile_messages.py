@@ -87,6 +87,7 @@ class Under:
             **{**self.offer, "state_keys": ("weight", "bias")},
             checkpoint=None,
             placement=placement,
+            takes_part=True,
             extras_bytes=0,
         )
         self.role: Leader | Follower = follower

@@ -13,7 +13,7 @@ from paceline.storage.run_requests import (
     EvaluatedRequest,
     Refused,
     RunAnswer,
-    RunOver,
+    RunHasEnded,
     SnapshotFailed,
     SnapshotRequest,
     SnapshotWritten,
@@ -59,8 +59,8 @@ def test_requests_that_are_none(body: JsonObject, said: str) -> None:
     [
         SnapshotWritten("snapshots/10", 10),
         SnapshotFailed("the disk is full"),
-        RunOver("checkpoints/40", 40),
-        RunOver(None, 0),
+        RunHasEnded("checkpoints/40", 40),
+        RunHasEnded(None, 0),
         Refused("no such version"),
     ],
 )

@@ -5,6 +5,7 @@
 * `fitting.py` fit and Task: for people who want no loop.
 * `runs.py`    which runs there are, how each does; load_run: a run's tables as data frames.
 * `jobs.py`    run_job, resume_run, inspect_script: what the commands do.
+* `host_runs.py` runs on several hosts: the engine of one, and what an agent does to join.
 * `going_on.py` stop_run, switch_run, scale_run: what a run that is going on is asked for.
 * `logs.py`    read_logs: what a run's roles wrote.
 * `reports.py` write_report, compared_runs, write_run_trace.

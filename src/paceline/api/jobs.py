@@ -1,5 +1,6 @@
 """What the commands do: run a job, resume a run, look into a script."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.api.host_runs import hosts_engine
 from paceline.control import Controller, RunDirectory, find_run
 from paceline.control.kept_record import KeptRecord
 from paceline.core.modes import parse_mode
-from paceline.engines import LocalEngine
+from paceline.engines import Engine, LocalEngine
 from paceline.exceptions import CheckpointError, PlanError, RoleFailed, UsageError
 from paceline.observe import Progress, RunStatus, write_report
 from paceline.observe.record.output import OutputPiece
@@ -105,6 +107,8 @@ def resume_run(
         UsageError: the run is alive, or was started by fit().
         CheckpointError: there is no checkpoint to go on from.
     """
+    if overrides.get("hosts") == 1:  # where the others joined means nothing any more
+        overrides = {"listen": None, **overrides}
     if "mode" in overrides and parse_mode(overrides["mode"]).inner is None:
         overrides = {"groups": None, **overrides}  # they were the old mode's
     earlier = run.read_job()
@@ -215,20 +219,30 @@ def execute(
     def finish(status: RunStatus) -> None:
         write_last(run, status, plan.job, command)
 
-    controller = Controller(
-        plan,
-        LocalEngine(program),
-        run,
-        resume=resume,
-        watch=watch,
-        shown=0 if progress is None else progress.shown,
-        finish=finish,
-        heir=_HEIR if lasting else None,
-    )
-    try:
-        return controller.run()
-    except RoleFailed:
-        return controller.status
+    def tell(text: str) -> None:
+        if progress is not None:
+            progress.print_line(text)
+
+    with contextlib.ExitStack() as stack:
+        engine: Engine
+        if plan.job.hosts == 1:
+            engine = LocalEngine(program)
+        else:
+            engine = stack.enter_context(hosts_engine(plan, run, tell))
+        controller = Controller(
+            plan,
+            engine,
+            run,
+            resume=resume,
+            watch=watch,
+            shown=0 if progress is None else progress.shown,
+            finish=finish,
+            heir=_HEIR if lasting else None,
+        )
+        try:
+            return controller.run()
+        except RoleFailed:
+            return controller.status
 
 
 def write_last(run: RunDirectory, status: RunStatus, job: Job, command: Sequence[str]) -> None:

@@ -8,6 +8,8 @@
 * `runs_command.py`    paceline runs: what ran and runs here
 * `top_command.py`     paceline top RUN: watch a run from another terminal
 * `logs_command.py`    paceline logs RUN [--role worker:1] [--follow]
+* `agent_command.py`   paceline agent --join HOST:PORT --token-file FILE
+* `nodes_command.py`   paceline nodes RUN: the hosts of a run
 * `stop_command.py`    paceline stop RUN [--now]
 * `switch_command.py`  paceline switch RUN MODE
 * `scale_command.py`   paceline scale RUN --workers N

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline import __version__
+from paceline.cli.agent_command import agent
 from paceline.cli.bench_command import bench
 from paceline.cli.certs_command import certs
 from paceline.cli.compare_command import compare
@@ -18,6 +19,7 @@ from paceline.cli.export_command import export
 from paceline.cli.job_file import TakesJobFile
 from paceline.cli.logs_command import logs
 from paceline.cli.metrics_command import metrics
+from paceline.cli.nodes_command import nodes
 from paceline.cli.plan_command import plan
 from paceline.cli.printing import complain, say
 from paceline.cli.remove_command import prune, rm
@@ -89,6 +91,8 @@ app.command(context_settings=SPELLING)(prune)
 app.command(context_settings=SPELLING)(certs)
 app.command(context_settings=SPELLING)(export)
 app.command("eval", context_settings=SPELLING)(evaluate)
+app.command(context_settings=SPELLING)(agent)
+app.command(context_settings=SPELLING)(nodes)
 app.command(context_settings=SPELLING)(top)
 app.command(context_settings=SPELLING)(report)
 app.command(context_settings=SPELLING)(compare)

@@ -6,6 +6,8 @@
 * `server_messages.py` the messages between servers, likewise.
 * `message_codec.py` reads and writes the bodies of such messages, and validates them.
 * `handshake.py`  both sides prove that they know the run's secret, and agree on a key.
+* `pinned_tls.py` TLS with a side of which only the certificate's fingerprint is known: how hosts join.
+* `store_link.py` RemoteStore, StoreService: the store of the controller's host, used from another one.
 * `tls.py`        TLS under a TCP link, and which role's certificate the other side must have.
 * `certificates.py` makes and reads a run's certificates.
 * `incoming.py`   Incoming: a frame that is read as it comes.

@@ -130,6 +130,22 @@ class Kind(IntEnum):
     EVALUATES = 85  # worker → controller: the script can evaluate its model
     TO_READ = 86  # controller → lead: write a snapshot of the model
     READ = 87  # lead → controller: the snapshot is written, or failed
+    HOST = 100  # agent → controller: its host
+    WELCOME = 101  # controller → agent: you belong to the run
+    ROLE_START = 102  # controller → agent: start this role
+    ROLE_END = 103  # controller → agent: end this role
+    ROLE_STARTED = 104  # agent → controller: it runs
+    ROLE_EXITED = 105  # agent → controller: it ended, and why
+    ALIVE = 106  # agent ↔ controller: I am still there
+    FILE = 107  # controller → agent: a part of the program; agent → controller: of what a role has written
+    RUN_OVER = 108  # controller → agent: the run has ended
+    STORE_PUT = 110  # role → store: the next bytes of a new blob
+    STORE_SEAL = 111  # role → store: the blob is complete
+    STORE_SEALED = 112  # store → role: it is on the disk
+    STORE_GET = 113  # role → store: bytes of a blob, please
+    STORE_BYTES = 114  # store → role: here they are
+    STORE_LIST = 115  # role → store: which blobs are there?
+    STORE_NAMES = 116  # store → role: these
 
 
 def _no_constant(name: str) -> float:
@@ -169,6 +185,9 @@ _BODY_LIMIT = {
     Kind.SAVE_ENDED: 4 << 20,
     Kind.READ: 4 << 20,
     Kind.STRANGER: 4 << 20,
+    Kind.ROLE_START: 4 << 20,  # a role's configuration
+    Kind.ALIVE: 4 << 20,  # what every role of a host uses
+    Kind.STORE_NAMES: 4 << 20,
     Kind.EXPECTED: 4 << 20,  # names every process
 }
 _WITH_PAYLOAD = frozenset(
@@ -186,6 +205,9 @@ _WITH_PAYLOAD = frozenset(
         Kind.SAVED,
         Kind.BUFFERS,
         Kind.SLICE,
+        Kind.FILE,
+        Kind.STORE_PUT,
+        Kind.STORE_BYTES,
     ]
 )
 WITH_DESCRIPTORS = frozenset([Kind.ADOPT, Kind.ADOPTED, Kind.ATTACH, Kind.MEET])

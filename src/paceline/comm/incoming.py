@@ -16,7 +16,7 @@ __all__ = ["BUFFERED", "Incoming"]
 BUFFERED = frozenset(
     [
         *(Kind.WEIGHTS, Kind.ADOPT, Kind.ADOPTED, Kind.STATE, Kind.LOAD),
-        *(Kind.SLICES, Kind.SAVED, Kind.BUFFERS),
+        *(Kind.SLICES, Kind.SAVED, Kind.BUFFERS, Kind.STORE_PUT, Kind.FILE),
     ]
 )
 """Kinds whose payload is kept until all of it has come. Gradients and parameters are read by a thread of

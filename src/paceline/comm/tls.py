@@ -27,7 +27,18 @@ from typing import Any, Self
 
 from paceline.exceptions import AuthError, PeerBusy
 
-__all__ = ["ROLES", "Certificate", "Named", "Secret", "SecureSocket", "Stream", "inspect", "secure"]
+__all__ = [
+    "ROLES",
+    "Certificate",
+    "Named",
+    "Secret",
+    "SecureSocket",
+    "Stream",
+    "as_file",
+    "inspect",
+    "secure",
+    "shake_hands",
+]
 
 ROLES = ("controller", "server", "worker")
 
@@ -124,8 +135,11 @@ class SecureSocket:
         self._starved = False
         """What was received is only the beginning of a record."""
         self._room = memoryview(bytearray(_CHUNK_BYTES))
-        self.named = _named(tls)
-        """What the other side's certificate says."""
+
+    @functools.cached_property
+    def named(self) -> Named:
+        """What the other side's certificate says. Raises AuthError if it is none of a run's."""
+        return _named(self.tls)
 
     @property
     def waiting(self) -> bool:
@@ -251,11 +265,22 @@ def secure(sock: socket, certificate: Certificate, *, listening: bool, within_s:
         AuthError: it is not of this run; the socket is still open.
         OSError: the connection broke.
     """
+    found = shake_hands(sock, context_of(certificate, listening), listening=listening, within_s=within_s)
+    if found.named.run != certificate.run:
+        raise AuthError(
+            f"the other side's certificate is for run {found.named.run!r}, and this is run "
+            f"{certificate.run!r}"
+        )
+    return found
+
+
+def shake_hands(sock: socket, context: ssl.SSLContext, *, listening: bool, within_s: float) -> SecureSocket:
+    """Speak TLS on a connected TCP socket. Raises as `secure`."""
     deadline = time.monotonic() + within_s
     # Small messages follow one another here: without this the second waits for the first to be confirmed.
     sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context_of(certificate, listening).wrap_bio(incoming, outgoing, server_side=listening)
+    tls = context.wrap_bio(incoming, outgoing, server_side=listening)
     while True:
         try:
             tls.do_handshake()
@@ -273,13 +298,7 @@ def secure(sock: socket, certificate: Certificate, *, listening: bool, within_s:
             _say_why(sock, outgoing, deadline)
             raise AuthError(_refusal(error)) from None
     sock.sendall(outgoing.read())
-    found = SecureSocket(sock, tls, incoming, outgoing)
-    if found.named.run != certificate.run:
-        raise AuthError(
-            f"the other side's certificate is for run {found.named.run!r}, and this is run "
-            f"{certificate.run!r}"
-        )
-    return found
+    return SecureSocket(sock, tls, incoming, outgoing)
 
 
 def inspect(certificate: Certificate) -> Named:
@@ -311,7 +330,7 @@ def context_of(certificate: Certificate, listening: bool) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate.authority)
-    with _as_file(certificate.chain + certificate.key) as path:
+    with as_file(certificate.chain + certificate.key) as path:
         context.load_cert_chain(path)
     if listening:
         context.num_tickets = 0  # links are not taken up again
@@ -319,8 +338,8 @@ def context_of(certificate: Certificate, listening: bool) -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def _as_file(text: str) -> Iterator[str]:
-    """A path for APIs that take nothing else; on Linux of no file on a disk."""
+def as_file(text: str) -> Iterator[str]:
+    """Context manager: a path for APIs that take nothing else; on Linux of no file on a disk."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("certificate"), "w") as file:
             file.write(text)

@@ -7,7 +7,9 @@
 * `hearing.py`     Hearing: what follows from a role's messages and from the guard's verdicts.
 * `role_links.py`  RoleLinks: the connections to the roles, and an inbox of what they say.
 * `role_reports.py` RoleReports: enters the roles' progress into the status.
-* `processes.py`   RoleProcesses: starts and kills roles through the engine; Origin: their checkpoint.
+* `processes.py`   RoleProcesses: starts and kills roles; Origin: their checkpoint.
+* `host_choice.py` HostChoice: which host a role runs on.
+* `fleet.py`       Fleet: the roles on the engine's hosts, and which of them run where.
 * `configs.py`     the configuration that roles are started with.
 * `awaited_save.py` AwaitedSave: the checkpoint that a run waits for when it ends.
 * `training_guard.py` TrainingGuard: notices divergence, and with --guard decides what to do.

@@ -55,11 +55,12 @@ class Beginning:
     predecessor: Predecessor | None = None
 
 
-def new_run(plan: Plan, run: RunDirectory, resume: Path | None) -> Beginning:
+def new_run(plan: Plan, run: RunDirectory, resume: Path | None, *, address: str | None = None) -> Beginning:
     """A run that starts now.
 
     Args:
         resume: the checkpoint to start from.
+        address: where roles of other hosts reach this one; None: there are none.
     """
     status = _first_status(plan, run)
     origin = Origin() if resume is None else Origin.at(resume)
@@ -74,7 +75,7 @@ def new_run(plan: Plan, run: RunDirectory, resume: Path | None) -> Beginning:
         started=time.monotonic(),
         clock_ns=unix_clock_ns(),
         credentials=Credentials(new_secret(), certificates_of(plan, run.id)),
-        listener=Listener(tcp=False),
+        listener=Listener(tcp=False) if address is None else Listener(host=address),
         own_faults=Faults.from_environment().of("controller", 0, 0),
     )
 

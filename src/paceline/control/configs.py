@@ -4,10 +4,12 @@ ReaderConfig, as plain JSON."""
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.comm import Address
 from paceline.control.attempts import Attempt
-from paceline.control.rendezvous import HOST
+from paceline.control.host_choice import LocalPlace
 from paceline.control.rundir import RunDirectory
 from paceline.core.json_types import JsonObject
+from paceline.engines import HostInfo
 from paceline.observe.record.thinning import value_rows
 from paceline.plan import Plan
 from paceline.plan.job_settings import settings_for
@@ -33,12 +35,20 @@ class CommonConfig(NamedTuple):
 
 
 def server_config(
-    plan: Plan, run: RunDirectory, common: CommonConfig, lead: int, resume: Path | None
+    plan: Plan,
+    run: RunDirectory,
+    common: CommonConfig,
+    lead: int,
+    resume: Path | None,
+    host: HostInfo,
+    store: Address | None,
 ) -> JsonObject:
     """A server's.
 
     Args:
         resume: the checkpoint to begin from.
+        host: where it runs.
+        store: where it reaches the store, on another host than the controller's.
     """
     job = plan.job
     return {
@@ -49,6 +59,9 @@ def server_config(
         "lead": lead,
         "resume": None if resume is None else str(resume),
         "import_from": search_path(job) if job.optimizers else None,
+        **({} if host.address is None else {"host": host.address, "threads": host.cores}),
+        **({} if job.hosts == 1 else {"server_device": "cpu"}),
+        "store": None if store is None else store.to_json(),
     }
 
 
@@ -56,15 +69,17 @@ def worker_config(
     plan: Plan,
     run: RunDirectory,
     common: CommonConfig,
-    meeting_port: int,
+    meeting_at: tuple[str, int],
     attempt: Attempt,
     steps_before: int,
+    place: LocalPlace,
 ) -> JsonObject:
     """A worker's; see `server_config`.
 
     Args:
-        meeting_port: where processes of the script's own torch.distributed meet.
+        meeting_at: address and port where processes of the script's own torch.distributed meet.
         steps_before: its steps at the checkpoint that the run goes on from, if it did not write them there.
+        place: among the workers of its host.
     """
     job = plan.job
     return {
@@ -74,7 +89,10 @@ def worker_config(
         "servers": len(plan.servers),
         "patience_s": (1 + job.max_restarts) * job.deadline_s + _LAST_RESORT_S,
         "tells_norms": job.norm_bound is not None,
-        "master": [HOST, meeting_port] if job.torchrun_env else None,
+        "master": [*meeting_at] if job.torchrun_env else None,
+        "local_rank": place.rank,
+        "local_workers": place.workers,
+        "host_rank": place.host,
         "values_in": str(run.path / "raw"),
         "value_rows": value_rows(job.records_mb, job.workers),
         "attempt": attempt.number,

@@ -6,7 +6,6 @@ It starts roles with an engine, tells them where the servers are, writes the run
 It holds no parameters and no leases: training does not pass through it.
 """
 
-import contextlib
 import errno
 import os
 import time
@@ -63,12 +62,11 @@ from paceline.core.run_decisions import (
     Save,
     WaitForCause,
 )
-from paceline.engines import Engine, Exit
+from paceline.engines import Engine, Exited, HostJoined, HostLost, JoinRefused
 from paceline.exceptions import CheckpointError, PacelineError, RoleFailed
 from paceline.observe import RunStatus, WorkerStatus
-from paceline.observe.record.tables import cut_torn, to_parquet
+from paceline.observe.record.tables import cut_torn
 from paceline.plan import Plan
-from paceline.storage.checkpoint import clean_temporary
 from paceline.storage.requests import Requests
 
 __all__ = ["Controller"]
@@ -111,7 +109,8 @@ class Controller:
         heir: str | None = None,
         beginning: Beginning | None = None,
     ) -> None:
-        job, begin = plan.job, beginning or new_run(plan, run, resume)
+        job = plan.job
+        begin = beginning or new_run(plan, run, resume, address=engine.hosts()[0].address)
         self._beginning = begin
         self._job = job
         self._finish = finish
@@ -135,6 +134,7 @@ class Controller:
             heir=heir,
             origin=begin.origin,
             meeting_port=begin.meeting_port,
+            refused=lambda reason: self._links.post(TurnedAway(reason)),
         )
         requests = Requests(run.path)
         self._switches = ModeSwitches(plan, self._record, requests, num_workers=lambda: len(machine.working))
@@ -241,6 +241,7 @@ class Controller:
         self._poll()
         yield from self._links.events()
         yield from self._processes.exits()
+        yield from self._processes.host_events()
         now = time.monotonic()
         if self._cause_due is not None and now > self._cause_due:
             yield CauseOverdue()
@@ -275,12 +276,15 @@ class Controller:
             case TurnedAway(reason):
                 self._record.stranger(reason)
                 return []
-            case Exit("reader"):
+            case Exited("reader"):
                 self._evaluations.exited(event)
                 return []
-            case Exit(role, rank, incarnation, code):
-                self._hearing.codes.setdefault(f"{role}:{rank}", code or 0)
+            case Exited(role, rank, incarnation):
+                self._hearing.codes.setdefault(f"{role}:{rank}", event.code or 0)
                 return self._machine.exited(role, rank, incarnation, event.end)
+            case HostJoined() | HostLost() | JoinRefused():
+                self._record.host_event(event)
+                return []
             case UserRequest():
                 return self._desk.decide(event)
             case StopSignal():
@@ -377,6 +381,7 @@ class Controller:
         for text in [*directory.cut_torn_event(), *cut_torn(directory.path / "raw")]:
             self._record.note(text)
         self._processes.start_from(self._processes.origin)
+        self._record.show_hosts(self._processes.hosts())
         return self._machine.begin()
 
     # --- actions ------------------------------------------------------------------------------------
@@ -397,7 +402,9 @@ class Controller:
             worker.state = "starting"
         for server in self._links.connected("server"):  # before it can come to them
             self._links.tell(server, expected_roles(machine))
-        self._processes.start(launch, around)
+        host = self._processes.start(launch, around)
+        if self.status.hosts:
+            self._record.role_on_host(launch.role, rank, host)
 
     def _dismiss(self, rank: int) -> None:
         self._links.server_gone(rank)
@@ -467,7 +474,7 @@ class Controller:
         """Roles that lost a server say how far they had come: then what is lost is known, not guessed."""
         awaited, patience = set(self._links.connected("worker")), _LAST_WORDS_S
         if self._takeover.rebuilding:  # workers are on their way here
-            awaited = {name for name in self._processes.pids() if name.startswith("worker:")}
+            awaited = {name for name in self._processes.running() if name.startswith("worker:")}
             patience = _LAST_WORDS_AFTER_TAKEOVER_S
         until = time.monotonic() + patience
         self._links.admits_replaced = True
@@ -503,13 +510,13 @@ class Controller:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            text = f"the controller cannot accept a role's connection: {explained(error)}"
-            self._record.note_once(text)
+            self._record.note_once(f"the controller cannot accept a role's connection: {explained(error)}")
             time.sleep(_TICK_S)
 
     def _show(self) -> None:
         """Publish the status, unless the run is over: then the last figures are still to come."""
-        self._publisher.sample(self._processes.pids(), time.monotonic())
+        processes = self._processes
+        self._publisher.sample(processes.local_pids(), processes.usage_elsewhere(), time.monotonic())
         self.status.restarts = sum(self._machine.restarts.values())
         if not self._machine.state.over:
             self._publisher.publish(self._machine.state)
@@ -536,8 +543,7 @@ class Controller:
     def _clean_checkpoints(self) -> None:
         """Remove bad and unfinished checkpoints. Only while no server of this run writes."""
         self._guard.discard_bad()
-        with contextlib.suppress(CheckpointError):
-            clean_temporary(self._record.directory.checkpoints_path)
+        self._record.remove_unfinished_checkpoints()
         self._evaluations.remove_snapshots()
 
     # --- the end ------------------------------------------------------------------------------------
@@ -545,7 +551,10 @@ class Controller:
     def _end_roles(self) -> None:
         """End all processes: workers at once, servers in order if the run has not failed."""
         graceful = self._machine.state is not RunState.FAILED
-        self._finish_evaluation()
+        for now in self._evaluations.finishing(self._job.deadline_s, lambda: self._desk.stopping):
+            self._hear_until_the_end()
+            for event in chain[RunEvent](self._desk.new(now), self._processes.exits()):
+                self._handle(event)
         if self._hearing.script_exited:
             self._let_scripts_exit()
         self._processes.kill_workers()
@@ -553,24 +562,17 @@ class Controller:
             for name in self._links.connected("server"):
                 self._links.tell(name, StopServing())
         deadline = time.monotonic() + (_EXIT_S if graceful else 0.3)
-        while self._processes.pids() and time.monotonic() < deadline:
+        while self._processes.running() and time.monotonic() < deadline:
             self._hear_until_the_end()
             self._processes.exits()
         while self._links.connected("server") and time.monotonic() < deadline:
             self._hear_until_the_end()  # the servers have ended, and their last reports are still to be read
         self._processes.kill_all()
 
-    def _finish_evaluation(self) -> None:
-        """Let the final model be evaluated."""
-        for now in self._evaluations.finishing(self._job.deadline_s, lambda: self._desk.stopping):
-            self._hear_until_the_end()
-            for event in chain[RunEvent](self._desk.new(now), self._processes.exits()):
-                self._handle(event)
-
     def _let_scripts_exit(self) -> None:
         """The scripts of the other workers probably end in the same way. What they still say is shown."""
         until = time.monotonic() + _SCRIPTS_EXIT_S
-        while any(name.startswith("worker:") for name in self._processes.pids()) and time.monotonic() < until:
+        while self._processes.num_workers and time.monotonic() < until:
             self._hear_until_the_end()
             self._processes.exits()
 
@@ -582,13 +584,11 @@ class Controller:
     def _write_results(self) -> None:
         """Write the tables and the final status."""
         self._clean_checkpoints()
-        machine, directory = self._machine, self._record.directory
+        machine, _directory = self._machine, self._record.directory
         if machine.state is not RunState.FAILED:
             self._guard.judge()
         self._publisher.close()
-        with self._record.tolerating_full_disk():
-            to_parquet(directory.path, self._record.note)
-            self._record.count_left_out(self._job.records_mb)
+        self._record.write_tables(self._job.records_mb)
         self.status.restarts = sum(machine.restarts.values())
         if machine.error is not None:
             self.status.error = str(RoleFailed(*machine.error))

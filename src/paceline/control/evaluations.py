@@ -17,14 +17,14 @@ from paceline.control.role_links import RoleLinks
 from paceline.control.run_record import RunRecord
 from paceline.core.run_decisions import RunState
 from paceline.core.run_machine import RunMachine
-from paceline.engines import Exit
+from paceline.engines import Exited
 from paceline.exceptions import CheckpointError, UsageError
 from paceline.storage.checkpoint import committed
 from paceline.storage.requests import Requests
 from paceline.storage.run_requests import (
     EvaluatedRequest,
     EvaluationHeard,
-    RunOver,
+    RunHasEnded,
     SnapshotAnswer,
     SnapshotFailed,
     SnapshotRequest,
@@ -77,7 +77,7 @@ class Evaluations:
             self._start()
 
     def _start(self) -> None:
-        if "reader:0" not in self._processes.pids():  # else it has outlived another controller
+        if "reader:0" not in self._processes.local_pids():  # else it has outlived another controller
             self._processes.start_reader(self._every, self._starts)
         self._starts += 1
 
@@ -86,11 +86,11 @@ class Evaluations:
         """Whether the process runs, or is about to."""
         return self._starts > 0 and not self._ended
 
-    def exited(self, event: Exit) -> None:
+    def exited(self, event: Exited) -> None:
         """The process ended: by itself, by an error of the script, or it was killed."""
         if event.code == 0 or self._machine.state in (RunState.FAILED, RunState.STOPPED):
             self._ended = True
-        elif event.signal is not None and self._starts < _MOST_STARTS and not self._is_over:
+        elif event.code is None and self._starts < _MOST_STARTS and not self._is_over:
             self._record.note(
                 f"reader:0, which evaluates, {event.end.how}; it is started again. Training goes on."
             )
@@ -192,7 +192,7 @@ class Evaluations:
     def _answer_over(self) -> None:
         path, version = self._final or (None, 0)
         for process in list(self._wishes):
-            self._answer(process, RunOver(path, version))
+            self._answer(process, RunHasEnded(path, version))
 
     def _give_up(self, seconds: float) -> None:
         """The last evaluation takes too long."""

@@ -1,23 +1,35 @@
-"""The processes of a run: starts, watches and kills them through the engine."""
+"""The processes of a run: starts, watches and kills them through the fleet."""
 
-import select
-import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypedDict
 
-from paceline.comm import Address, Certificate
+from paceline.comm import Address, Certificate, Secret
 from paceline.comm.faults import Faults
+from paceline.comm.store_link import StoreService
 from paceline.control.attempts import Attempts
 from paceline.control.configs import CommonConfig, reader_config, server_config, worker_config
-from paceline.control.rendezvous import ReservedPort
+from paceline.control.fleet import Fleet
+from paceline.control.host_choice import HostChoice
+from paceline.control.rendezvous import HOST, ReservedPort
 from paceline.control.rundir import RunDirectory
 from paceline.core.run_decisions import Launch
-from paceline.engines import Engine, Exit, RoleSpec, Succession
+from paceline.engines import (
+    LOCAL_HOST,
+    Engine,
+    EngineEvent,
+    Exited,
+    HostInfo,
+    RoleSpec,
+    RoleUsage,
+    Succession,
+)
 from paceline.exceptions import CheckpointError
 from paceline.plan import Plan
+from paceline.plan.host_settings import host_silence_s
+from paceline.plan.plan import threads_of_workers
 from paceline.storage.checkpoint import Checkpoint, latest, load
 from paceline.storage.checkpoint_meta import check_meta
 
@@ -122,6 +134,7 @@ class RoleProcesses:
     Args:
         heir: what takes over if this process dies, see `Succession.call`; None: nothing does.
         origin: what roles start from.
+        refused: called, in another thread, with the reason of a connection to the store that was refused.
     """
 
     def __init__(
@@ -136,18 +149,29 @@ class RoleProcesses:
         heir: str | None,
         origin: Origin,
         meeting_port: int | None,
+        refused: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._engine = engine
+        self._fleet = Fleet(engine)
         self._run = run
         self._credentials = credentials
         self._controller = controller
         self._clock_ns = clock_ns
-        self._heir = heir
+        self._heir = heir if engine.guardian is not None else None
         self.origin = origin
         self._faults = Faults.from_environment()
         self._attempts = Attempts(run.path, len(run.record().get("resumes", ())))
-        self._meeting_port = ReservedPort()
+        own = engine.hosts()[0]
+        self._meeting_port = ReservedPort(own.address or HOST)
+        self._choice = HostChoice(plan)
+        self._store: StoreService | None = None
+        if own.address is not None:
+            secret = Secret(credentials.secret, credentials.certificates.get("controller"))
+            patience_s = plan.job.deadline_s
+            self._store = StoreService(
+                run.path, secret, host=own.address, patience_s=patience_s, refused=refused
+            )
         if meeting_port is not None:
             self._meeting_port.take_over(meeting_port)
 
@@ -162,16 +186,17 @@ class RoleProcesses:
         return self._heir
 
     def be_guarded(self, listener: int) -> None:
-        """Have the engine start a successor if this process dies.
+        """Have a successor started if this process dies.
 
         Args:
             listener: descriptor of the socket that roles dial.
         """
         lock = self._run.lock.descriptor
-        if self._heir is None or lock is None:
+        guardian = self._engine.guardian
+        if self._heir is None or lock is None or guardian is None:
             return
         certificates = {role: shown.to_json() for role, shown in self._credentials.certificates.items()}
-        self._engine.guard(
+        guardian.guard(
             Succession(
                 call=self._heir,
                 run=str(self._run.path),
@@ -188,8 +213,8 @@ class RoleProcesses:
         self.origin = origin
         self._attempts.begin_anew()
 
-    def start(self, launch: Launch, around: Surroundings) -> None:
-        """Start a process; returns before it runs."""
+    def start(self, launch: Launch, around: Surroundings) -> str:
+        """Start a process; returns the id of its host before it runs."""
         role, rank, incarnation = launch.role, launch.rank, launch.incarnation
         common = CommonConfig(
             rank=rank,
@@ -200,13 +225,24 @@ class RoleProcesses:
             clock_ns=self._clock_ns,
             faults=str(self._faults.of(role, rank, incarnation)),
         )
+        host = self._host_of(role, rank)
         if role == "server":
-            config = server_config(self._plan, self._run, common, around.lead, self.origin.checkpoint)
+            store = None if self._store is None or host.id == LOCAL_HOST else self._store.address
+            config = server_config(
+                self._plan, self._run, common, around.lead, self.origin.checkpoint, host, store
+            )
         else:
             attempt, steps = self._attempts.start(rank), self.origin.steps_of(rank)
-            config = worker_config(self._plan, self._run, common, self.meeting_port, attempt, steps)
+            meeting_at = (self._meeting_port.host, self.meeting_port)
+            place = self._choice.local_place(rank, around.workers)
+            config = worker_config(self._plan, self._run, common, meeting_at, attempt, steps, place)
+            if host.id != LOCAL_HOST:
+                config["threads"] = threads_of_workers(
+                    self._plan.job, host.cores, self._choice.num_workers(host.id)
+                )
         shown = self._credentials.certificates.get(role)
-        self._engine.start(
+        self._fleet.start(
+            host.id,
             RoleSpec(
                 role=role,
                 rank=rank,
@@ -218,13 +254,16 @@ class RoleProcesses:
                 patience_s=0.0 if self._heir is None else _ALONE_S,
                 config=config,
                 mps=self._plan.uses_mps,
-            )
+            ),
         )
+        return host.id
 
     def start_reader(self, every: int, attempt: int) -> None:
-        """Start the process that evaluates; returns before it runs."""
+        """Start the process that evaluates; on this host, which has the run directory; returns before it
+        runs."""
         config = reader_config(self._plan, self._run, every, attempt, self._clock_ns)
-        self._engine.start(
+        self._fleet.start(
+            LOCAL_HOST,
             RoleSpec(
                 role="reader",
                 rank=0,
@@ -233,24 +272,49 @@ class RoleProcesses:
                 secret="",  # it talks to nobody
                 controller=self._controller.to_json(),
                 config=config,
-            )
+            ),
         )
 
-    def exits(self) -> list[Exit]:
-        """Processes that ended since the last call."""
-        return self._engine.exits()
+    def _host_of(self, role: str, rank: int) -> HostInfo:
+        present = {host.id: host for host in self._engine.hosts()}
+        return present[self._choice.choose(role, rank, [*present])]
 
-    def pids(self) -> dict[str, int]:
-        """Process ids of running roles by name."""
-        return self._engine.pids()
+    def hosts(self) -> Sequence[HostInfo]:
+        """The hosts that are there."""
+        return self._engine.hosts()
+
+    def host_events(self) -> Sequence[EngineEvent]:
+        """Hosts that came, were lost or were refused since the last call."""
+        return self._fleet.host_events()
+
+    def usage_elsewhere(self) -> dict[str, RoleUsage]:
+        """What roles on other hosts use, by name."""
+        return self._fleet.usage_elsewhere()
+
+    def exits(self) -> list[Exited]:
+        """Processes that ended since the last call."""
+        return self._fleet.exits()
+
+    def running(self) -> set[str]:
+        """Names of the roles that run."""
+        return self._fleet.running()
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that run."""
+        return sum(name.startswith("worker:") for name in self._fleet.running())
+
+    def local_pids(self) -> dict[str, int]:
+        """Process ids of the roles that run on this host, by name."""
+        return self._fleet.local_pids()
 
     def kill(self, role: str, rank: int) -> None:
         """Kill a role and its children; nothing if it does not run."""
-        self._engine.kill(role, rank, signal.SIGKILL)
+        self._fleet.end(role, rank)
 
     def kill_workers(self) -> None:
         """Kill all workers that run."""
-        for name in self._engine.pids():
+        for name in self._fleet.running():
             role, _, rank = name.partition(":")
             if role == "worker":
                 self.kill(role, int(rank))
@@ -261,18 +325,15 @@ class RoleProcesses:
         Args:
             starting: kill those that were asked for and do not run yet, too.
         """
-        until = time.monotonic() + _END_S
-        while time.monotonic() < until:
-            left = [(kind, int(rank)) for kind, rank in (name.split(":") for name in self._engine.pids())]
-            left += self._engine.starting() if starting else []
-            if not left:
-                return
-            for kind, rank in left:
-                self.kill(kind, rank)
-            select.select([self._engine], [], [], 0.1)
-            self._engine.exits()
+        job = self._plan.job
+        until = time.monotonic() + _END_S + (host_silence_s(job.deadline_s) if job.hosts > 1 else 0.0)
+        while self._fleet.end_all(starting=starting) and time.monotonic() < until:
+            self._fleet.wait(0.1)
+            self._fleet.exits()
 
     def close(self) -> None:
         """Kill what still runs and release everything."""
-        self._engine.close()
+        self._fleet.close()
         self._meeting_port.close()
+        if self._store is not None:
+            self._store.close()

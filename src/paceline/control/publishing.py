@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.control.run_record import RunRecord
 from paceline.control.tail import Outputs
 from paceline.core.run_decisions import RunState
+from paceline.engines import RoleUsage
 from paceline.observe import RunStatus, ServerStatus, WorkerStatus
 from paceline.observe.analyse.watch import Watch
 from paceline.observe.record.counting import enter_ledgers
@@ -63,8 +64,12 @@ class StatusPublisher:
         """A worker's counts, as its report has them."""
         self._ledgers.hear(rank, ledger)
 
-    def sample(self, pids: Mapping[str, int], now: float) -> None:
-        """Measure what the roles and this process use, if it is time."""
+    def sample(self, pids: Mapping[str, int], elsewhere: Mapping[str, RoleUsage], now: float) -> None:
+        """Measure what the roles and this process use, if it is time.
+
+        Args:
+            elsewhere: what roles on other hosts use.
+        """
         if self._sampler is None or not self._sampler.due(now):
             return
         status = self._record.status
@@ -72,7 +77,7 @@ class StatusPublisher:
         status.memory_kind = self._sampler.memory_kind
         roles: list[WorkerStatus | ServerStatus] = [*status.workers.values(), *status.servers.values()]
         for role in roles:
-            usage = used.get(role.name)
+            usage = used.get(role.name) or elsewhere.get(role.name)
             role.cpu, role.memory = (usage.cpu, usage.memory) if usage is not None else (0.0, role.memory)
 
     def publish(self, state: RunState, *, final: bool = False) -> None:

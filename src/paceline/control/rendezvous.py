@@ -6,7 +6,7 @@ import socket
 __all__ = ["HOST", "ReservedPort"]
 
 HOST = "127.0.0.1"
-"""MASTER_ADDR: all workers are on this host."""
+"""MASTER_ADDR where all workers are on this host."""
 
 
 class ReservedPort:
@@ -14,9 +14,13 @@ class ReservedPort:
 
     It is bound here and listened on there: Linux allows that where both sides set SO_REUSEADDR, as torch's
     TCPStore does.
+
+    Args:
+        host: address at which the workers reach it: worker 0 is always on this host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = HOST) -> None:
+        self.host = host
         self.number = 0
         self._socket: socket.socket | None = None
         self._bind(0)
@@ -28,10 +32,10 @@ class ReservedPort:
 
     def _bind(self, number: int) -> None:
         self.close()
-        sock = socket.socket()
+        sock = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
-            sock.bind((HOST, number))
+            sock.bind((self.host, number))
             self.number = sock.getsockname()[1]
         self._socket = sock
 

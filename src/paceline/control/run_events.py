@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from paceline.control.request_desk import UserRequest
 from paceline.control.role_links import Joined, Said, StopSignal, TurnedAway
-from paceline.engines import Exit
+from paceline.engines import Exited, HostJoined, HostLost, JoinRefused
 
 __all__ = ["CauseOverdue", "RunEvent", "SaveOverdue", "ServerSilent", "Tick"]
 
@@ -35,7 +35,10 @@ RunEvent = (
     | Said
     | TurnedAway
     | StopSignal
-    | Exit
+    | Exited
+    | HostJoined
+    | HostLost
+    | JoinRefused
     | UserRequest
     | CauseOverdue
     | SaveOverdue

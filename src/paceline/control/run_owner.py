@@ -19,7 +19,7 @@ __all__ = ["OWN_NAMES", "check_trust", "make_parents", "stranger_reason", "take_
 OWN_NAMES = frozenset(
     {
         *("run.json", "status.json", "control.json", "attempts.json", "summary.json", "lock"),
-        *("events.jsonl", "pushes.csv", "report.html", ".before-resume"),
+        *("events.jsonl", "pushes.csv", "report.html", ".before-resume", "join-token"),
         *("logs", "checkpoints", "raw", "requests", "snapshots"),
         *(f"{table}.parquet" for table in ("spans", "totals", "resources", "values")),
     }

@@ -4,14 +4,18 @@ What is written here is for reading only: a full disk costs some of it, and neve
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 from paceline.control.rundir import RunDirectory
 from paceline.core.json_types import Json
+from paceline.engines import EngineEvent, HostInfo, HostJoined, HostLost, JoinRefused
 from paceline.exceptions import CheckpointError
-from paceline.observe import RunStatus
+from paceline.observe import RunStatus, ServerStatus
+from paceline.observe.record.status import HostStatus
+from paceline.observe.record.tables import to_parquet
 from paceline.observe.record.values import values_left_out
-from paceline.storage.checkpoint import committed
+from paceline.storage.checkpoint import clean_temporary, committed
 
 __all__ = ["RunRecord", "checkpoint_names"]
 
@@ -47,6 +51,36 @@ class RunRecord:
         self._strangers += 1
         if self._strangers <= _MAX_STRANGERS:
             self.event("stranger", reason=reason)
+
+    def show_hosts(self, hosts: Sequence[HostInfo]) -> None:
+        """The hosts of a run on several."""
+        if len(hosts) > 1:
+            self.status.hosts = [_host_status(host) for host in hosts]
+
+    def host_event(self, event: EngineEvent) -> None:
+        """A host came, was lost, or was refused."""
+        match event:
+            case HostJoined(host):
+                if any(known.id == host.id for known in self.status.hosts):
+                    return  # it was there when the run began
+                self.status.hosts.append(_host_status(host))
+                self.note(f"host {host.name} ({host.address}) joined")
+            case HostLost(host, reason):
+                for known in self.status.hosts:
+                    if known.id == host.id:
+                        known.lost = reason
+                self.note(f"host {host.name} ({host.address}) is lost: {reason}. Its roles go on elsewhere")
+            case JoinRefused(reason):
+                self.stranger(reason)
+            case _:
+                assert_never(event)
+
+    def role_on_host(self, role: str, rank: int, host: str) -> None:
+        """A role starts on a host."""
+        if role == "worker":
+            self.status.workers[rank].host = host
+        else:
+            self.status.servers.setdefault(rank, ServerStatus(rank=rank)).host = host
 
     def spans_broken(self, problem: str | None) -> None:
         """A role cannot write its spans. The user is told once."""
@@ -93,6 +127,17 @@ class RunRecord:
                 f"{records_mb}), of which a quarter is for values, or the disk was full."
             )
 
+    def write_tables(self, records_mb: int) -> None:
+        """Write the tables of all that was recorded."""
+        with self.tolerating_full_disk():
+            to_parquet(self.directory.path, self.note)
+            self.count_left_out(records_mb)
+
+    def remove_unfinished_checkpoints(self) -> None:
+        """Only while no server of this run writes."""
+        with contextlib.suppress(CheckpointError):
+            clean_temporary(self.directory.checkpoints_path)
+
     @contextlib.contextmanager
     def tolerating_full_disk(self) -> Iterator[None]:
         """Context manager that turns an OSError into a message for the user."""
@@ -105,6 +150,12 @@ class RunRecord:
             )
             if text not in self.status.messages:
                 self.status.messages.append(text)
+
+
+def _host_status(host: HostInfo) -> HostStatus:
+    return HostStatus(
+        id=host.id, name=host.name, address=host.address or "", cores=host.cores, memory=host.memory
+    )
 
 
 def checkpoint_names(run: RunDirectory) -> list[str]:

@@ -84,7 +84,7 @@ class Takeover:
         if not self.rebuilding or not self._links.located >= self._machine.serving:
             return []
         self.rebuilding = False
-        running = self._processes.pids()
+        running = self._processes.running()
         retired = [rank for rank in self._machine.retired if f"worker:{rank}" in running]
         closing = self._machine.state in (RunState.FINISHING, RunState.STOPPING)
         return [*map(Retire, retired), *([Save()] if closing else [])]

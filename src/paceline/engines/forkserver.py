@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm.loading import load
-from paceline.engines.base import Handover, Left, Succession
+from paceline.engines.handover import Handover, Left, Succession
 from paceline.engines.mps import Mps
 from paceline.storage.plain_files import append_to
 

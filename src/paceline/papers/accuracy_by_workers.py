@@ -75,8 +75,16 @@ def accuracy_by_workers(
 
 
 def learn(amounts: Paper4Amounts, data: str, workers: int, mode: str, seed: int) -> Learned:
-    """Train once, in virtual time; always the same result."""
+    """Train once, in virtual time, with one thread; always the same result."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        return _learn(amounts, data, workers, mode, seed)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _learn(amounts: Paper4Amounts, data: str, workers: int, mode: str, seed: int) -> Learned:
     train, test = images_of(data, amounts.accuracy_images)
     images, labels = train.tensors
     batch = max(1, round(BATCH / workers))

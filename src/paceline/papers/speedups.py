@@ -67,8 +67,6 @@ _TABLES: tuple[tuple[str, tuple[str, ...], str], ...] = (
 _ABSENT = (
     _Absent("GPU single-process", "GPU row: this command measures CPUs"),
     _Absent("MPI, GPU", "GPU row: this command measures CPUs"),
-    _Absent("model", "needs `paceline run --pipeline`, which this version does not have"),
-    _Absent("data and model", "needs `paceline run --pipeline`, which this version does not have"),
     _Absent("Spark, CPU", "needs the Spark engine, which this version does not have"),
 )
 
@@ -96,6 +94,12 @@ def _set_ups(cores: int) -> tuple[_SetUp, ...]:
             "MPI, CPU",
             job(workers=cores, link="tcp"),
             _ETHERNET,
+        ),
+        _SetUp("--pipeline 2: one worker, a stage a process", "model", job(workers=1, pipeline=2)),
+        _SetUp(
+            "--workers 2 --pipeline 2: bsp between two pipelines",
+            "data and model",
+            job(workers=2, pipeline=2),
         ),
         _SetUp(f"--workers {cores} --mode allreduce", "MPI, CPU", job(workers=cores, mode="allreduce")),
     )

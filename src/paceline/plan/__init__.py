@@ -2,10 +2,12 @@
 
 * `job.py`       Job: a program, its resources and a mode. Declares every option, once.
 * `option.py`    Option: what a declaration says, and all that follows from it.
+* `job_name.py`     name_of: the short name of a job.
 * `job_settings.py` what commands and roles take of a job.
 * `knobs.py`     options of the command line that are parts of `mode`.
 * `checks.py`    what a setting must be by itself.
 * `rules.py`     which settings do not go together, and which do not go with a mode.
+* `host_settings.py` what the settings of a run on several hosts mean.
 * `devices.py`   where models and servers go: host memory or a GPU. Pure.
 * `amounts.py`   durations and sizes as people type them.
 * `plan.py`      make_plan: Job to Plan, the roles and their places; refuses what cannot be had.
@@ -20,7 +22,7 @@ Importing this package does not import torch: `paceline plan` refuses a wrong jo
 """
 
 from paceline.plan.job import Job
-from paceline.plan.plan import ModelFacts, Plan, RolePlan, make_plan
+from paceline.plan.plan import LOCAL_HOST, ModelFacts, Plan, RolePlan, make_plan
 from paceline.plan.security import certificates_of
 
-__all__ = ["Job", "ModelFacts", "Plan", "RolePlan", "certificates_of", "make_plan"]
+__all__ = ["LOCAL_HOST", "Job", "ModelFacts", "Plan", "RolePlan", "certificates_of", "make_plan"]

@@ -11,10 +11,12 @@ from paceline.storage.names import check_name
 
 __all__ = [
     "all_of_form",
+    "host_and_port",
     "in_one_form",
     "one_of",
     "path",
     "positive",
+    "split_address",
     "strings",
     "true_or_false",
     "whole_number",
@@ -96,6 +98,24 @@ def all_of_form(pattern: str, form: str) -> Check:
         return texts
 
     return check
+
+
+def host_and_port(name: str, value: Any) -> str:
+    """An address and a port, as `10.0.0.1:7711` or `[fd00::1]:7711`."""
+    split_address(name, value)
+    return str(value)
+
+
+def split_address(name: str, value: Any) -> tuple[str, int]:
+    """Host and port of such an address."""
+    match = (
+        re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", value)
+        if isinstance(value, str)
+        else None
+    )
+    if match is None or not 0 <= int(match[2]) < 65536:
+        raise UsageError(f"{name}={value!r} is not of the form HOST:PORT, as in 10.0.0.1:7711")
+    return match[1].strip("[]"), int(match[2])
 
 
 def one_of(values: Sequence[str]) -> Check:

@@ -6,7 +6,6 @@ check, the default, the commands and roles that get it. The command line, job fi
 everywhere. What only a machine can refuse (a script that is not there) is the plan's business.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,6 +20,7 @@ from paceline.exceptions import UsageError
 from paceline.plan.amounts import seconds
 from paceline.plan.checks import (
     all_of_form,
+    host_and_port,
     in_one_form,
     one_of,
     path,
@@ -30,6 +30,8 @@ from paceline.plan.checks import (
     whole_number,
 )
 from paceline.plan.devices import SERVER_DEVICES, check_device
+from paceline.plan.host_settings import PLACEMENTS
+from paceline.plan.job_name import name_of
 from paceline.plan.option import (
     COMMUNICATION,
     CONSISTENCY,
@@ -40,9 +42,12 @@ from paceline.plan.option import (
     ONE_RUN,
     PROCESSES,
     Option,
+    ends_early,
+    for_servers,
     in_worker,
     option,
     options_of,
+    over_hosts,
 )
 from paceline.plan.rules import check_job
 
@@ -99,6 +104,32 @@ class Job:
         commands=EVERY_COMMAND,
     )
     """How many processes hold the parameters. On one machine one is enough: it uses every core."""
+
+    hosts: int = over_hosts(
+        1,
+        check=whole_number(1, "1 is this host alone"),
+        flags=("--hosts", "--nnodes"),
+        metavar="N",
+        help="Run on N hosts: this one, and others that join with [b]paceline agent[/b].",
+    )
+    """Number of hosts: this one, and others on which `paceline agent` is started (docs/hosts.md)."""
+
+    listen: str | None = over_hosts(
+        None,
+        check=host_and_port,
+        metavar="HOST:PORT",
+        help="With --hosts: where the others join.",
+    )
+    """Address of this host, and port, at which the other hosts join."""
+
+    placement: str = over_hosts(
+        "round-robin",
+        check=one_of(PLACEMENTS),
+        metavar="|".join(PLACEMENTS),
+        help="With --hosts: ranks are dealt out to the hosts in turn, or each host gets ranks in a row.",
+    )
+    """How servers and workers are dealt out to the hosts: `round-robin` (rank 0 here, rank 1 on the next, …)
+    or `blocks` (the first ranks here, the next ones on the next host, …)."""
 
     groups: int | None = option(
         None,
@@ -417,30 +448,21 @@ class Job:
     """End the run early, in order, this many seconds after its start (a resumed run starts anew): workers
     make their last step, scripts go on behind their loops, the last checkpoint is written. None: no limit."""
 
-    max_updates: int | None = option(
+    max_updates: int | None = ends_early(
         None,
         check=whole_number(1, "leave it out for no limit"),
         metavar="N",
         help="End the run early and in order after N updates.",
-        panel=FAULTS,
-        commands=ONE_RUN,
-        roles=("server",),
-        not_in_grid=_BUDGET,
     )
     """End the run early, in order, after this many updates of the model, those before a resume included."""
 
-    max_samples: int | None = option(
+    max_samples: int | None = ends_early(
         None,
         check=whole_number(1, "leave it out for no limit"),
         metavar="N",
         help="End the run early and in order once it has trained on N samples.",
-        panel=FAULTS,
-        commands=ONE_RUN,
-        roles=("server",),
-        not_in_grid=_BUDGET,
     )
-    """End the run early, in order, with the update that makes it this many samples, those before a resume
-    included."""
+    """End the run early, in order, with the update that makes it this many samples, resumed ones included."""
 
     max_restarts: int = option(
         3,
@@ -452,37 +474,28 @@ class Job:
     )
     """How many dead roles are replaced in a run before it fails."""
 
-    replicas: int = option(
+    replicas: int = for_servers(
         0,
         check=whole_number(0, "0 keeps no copies"),
         metavar="N",
         help="So many other servers hold a copy of every parameter, and go on when one dies.",
-        panel=FAULTS,
-        commands=EVERY_COMMAND,
-        roles=("server",),
     )
     """Number of other servers that hold a copy of every parameter. When a server dies, one that holds copies
     goes on in its place; without replicas the run goes back to its last checkpoint."""
 
-    checkpoint_every: int = option(
+    checkpoint_every: int = for_servers(
         0,
         check=whole_number(0, "0 saves only at the end"),
         metavar="N",
         help="Save every N updates; 0 saves only at the end.",
-        panel=FAULTS,
-        commands=EVERY_COMMAND,
-        roles=("server",),
     )
     """Write a checkpoint after every this many updates; 0 writes only the one at the end."""
 
-    keep_checkpoints: int = option(
+    keep_checkpoints: int = for_servers(
         3,
         check=whole_number(1, "the last one always stays"),
         metavar="N",
         help="How many checkpoints stay.",
-        panel=FAULTS,
-        commands=EVERY_COMMAND,
-        roles=("server",),
     )
     """How many checkpoints stay; older ones are deleted. At least 2 leave one to fall back on."""
 
@@ -495,9 +508,8 @@ class Job:
         commands=NEW_RUNS,
         roles=("server",),
     )
-    """Megabytes that the records of pushes and metrics may take in the run directory. What is over that is
-    thinned: of later pushes only every 8th is recorded, then every 64th, and so on. Checkpoints and logs are
-    not counted."""
+    """Megabytes that the records of pushes and metrics may take in the run directory, beside checkpoints and
+    logs. What is over that is thinned: of later pushes every 8th is recorded, then every 64th, and so on."""
 
     run_dir: str | None = option(
         None,
@@ -534,7 +546,7 @@ class Job:
             self._set(each.name, each.checked(getattr(self, each.name)))
         turns = parse_schedule(parse_mode(self.mode), self.schedule).turns
         self._set("schedule", tuple(f"{version}={turn}" for version, turn in turns))
-        self._set("tls", self.tls or self.certs is not None)
+        self._set("tls", self.tls or self.certs is not None or self.hosts > 1)
         _ = self.transfer, self.stages  # they check themselves
         check_job(self)
 
@@ -544,11 +556,7 @@ class Job:
     @property
     def name(self) -> str:
         """A short name for people: the script without its directory and ending, or `fit`."""
-        if self.script is None:
-            return "fit"
-        if self.module:
-            return self.script.removesuffix(".__main__").rpartition(".")[2]
-        return re.split(r"[/\\]", self.script)[-1].removesuffix(".py") or "script"
+        return name_of(self.script, module=self.module)
 
     @property
     def transfer(self) -> Transfer:

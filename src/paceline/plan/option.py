@@ -26,9 +26,12 @@ __all__ = [
     "Command",
     "Option",
     "RoleKind",
+    "ends_early",
+    "for_servers",
     "in_worker",
     "option",
     "options_of",
+    "over_hosts",
 ]
 
 Check = Callable[[str, Any], Any]
@@ -116,6 +119,16 @@ def option(default: Any, *, flags: tuple[str, ...] = (), **declared: Any) -> Any
 
 in_worker = functools.partial(option, panel=PROCESSES, commands=EVERY_COMMAND, roles=("worker",))
 """An option about what each worker does."""
+ends_early = functools.partial(
+    option, panel=FAULTS, commands=ONE_RUN, roles=("server",), not_in_grid="use the budget"
+)
+"""An option that ends a run early and in order."""
+for_servers = functools.partial(option, panel=FAULTS, commands=EVERY_COMMAND, roles=("server",))
+"""An option about what servers keep."""
+over_hosts = functools.partial(
+    option, panel=PROCESSES, commands=ONE_RUN, not_in_grid="a study runs on one host"
+)
+"""An option of runs on several hosts."""
 
 
 def options_of(job: type) -> tuple[Option, ...]:

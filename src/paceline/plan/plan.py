@@ -20,7 +20,18 @@ from paceline.plan.program_check import check_program
 from paceline.plan.rules import check_modes
 from paceline.plan.security import check_tls
 
-__all__ = ["ModelFacts", "Plan", "RolePlan", "available_cores", "make_plan"]
+__all__ = [
+    "LOCAL_HOST",
+    "ModelFacts",
+    "Plan",
+    "RolePlan",
+    "available_cores",
+    "make_plan",
+    "threads_of_workers",
+]
+
+LOCAL_HOST = "localhost"
+"""Id of this host. Others are `host-1`, `host-2`, …, in the order in which they join."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,7 @@ class RolePlan:
 
     role: Literal["server", "worker"]
     rank: int
-    host: str = "localhost"
+    host: str = LOCAL_HOST
     threads: int
 
     @property
@@ -153,18 +164,27 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
     cores = available_cores()
     # The workers wait while the servers update, and the other way round: both may have every core.
     count = 1 if mode.serverless else job.servers
-    threads = job.threads or _threads_wished() or max(1, cores // job.workers)
+    hosts_of_workers = _dealt_out(job, job.workers)
+    hosts_of_servers = _dealt_out(job, count)
+    here = max(1, hosts_of_workers.count(LOCAL_HOST))
+    threads = threads_of_workers(job, cores, here)
     shares_memory = job.link != "tcp" and not job.transfer.inline
     demand = Demand(
-        workers=job.workers,
-        servers=count,
+        workers=here,
+        servers=hosts_of_servers.count(LOCAL_HOST),
         worker_threads=max(threads, parse_local(job.local).count, job.pipeline),
         server_threads=cores,
         shares_memory=shares_memory,
     )
     check_capacity(demand, read_limits() if limits is None else limits)
-    servers = [RolePlan(role="server", rank=rank, threads=cores) for rank in range(count)]
-    workers = [RolePlan(role="worker", rank=rank, threads=threads) for rank in range(job.workers)]
+    servers = [
+        RolePlan(role="server", rank=rank, host=host, threads=cores)
+        for rank, host in enumerate(hosts_of_servers)
+    ]
+    workers = [
+        RolePlan(role="worker", rank=rank, host=host, threads=threads)
+        for rank, host in enumerate(hosts_of_workers)
+    ]
     return Plan(
         job=job,
         roles=(*servers, *workers),
@@ -172,6 +192,24 @@ def make_plan(job: Job, *, run_id: str | None = None, limits: HostLimits | None 
         groups=groups,
         warnings=(*_warnings(job, mode, cores), *_local_warnings(job, threads), *tls_warnings),
     )
+
+
+def threads_of_workers(job: Job, cores: int, workers: int) -> int:
+    """CPU threads of each worker of a host.
+
+    Args:
+        cores: of the host.
+        workers: on the host.
+    """
+    return job.threads or _threads_wished() or max(1, cores // workers)
+
+
+def _dealt_out(job: Job, count: int) -> list[str]:
+    """The host of each rank. The first rank is always on this one."""
+    hosts = [LOCAL_HOST, *(f"host-{number}" for number in range(1, job.hosts))]
+    if job.placement == "blocks":
+        return [hosts[rank * job.hosts // max(count, job.hosts)] for rank in range(count)]
+    return [hosts[rank % job.hosts] for rank in range(count)]
 
 
 def _check_gpus(job: Job) -> None:
@@ -222,12 +260,12 @@ def _warnings(job: Job, mode: ModeSpec, cores: int) -> tuple[str, ...]:
             f"mode {mode} does not use parameter servers: --servers {job.servers} is ignored; one process "
             "keeps leases and checkpoints"
         )
-    elif job.servers > cores:
+    elif -(-job.servers // job.hosts) > cores:
         found.append(
             f"servers={job.servers} share {cores} cores; one server already uses every core, so on "
             "one machine more servers than cores only cost memory and messages"
         )
-    if job.workers > cores:
+    if -(-job.workers // job.hosts) > cores:
         found.append(
             f"workers={job.workers} share {cores} cores: they take turns, and all of them together are not "
             f"faster than {cores}"

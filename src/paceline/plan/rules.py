@@ -40,6 +40,8 @@ def check_switch(job: "Job", mode: ModeSpec) -> None:
     """Raise UsageError if a run with these settings cannot be switched to a mode while it runs."""
     if reason := _transfer(job, Schedule(mode)):
         raise UsageError(reason)
+    if reason := _modes_of_hosts(job, Schedule(mode)):
+        raise UsageError(reason)
     if job.clip_norm is not None and not mode.averages_all:
         raise UsageError(f"clip_norm={job.clip_norm:g} clips the average gradient, which only bsp has")
 
@@ -80,7 +82,54 @@ def _local(job: "Job") -> str | None:
     return None
 
 
+def _hosts(job: "Job") -> str | None:
+    if job.hosts == 1:
+        if job.listen is not None:
+            return (
+                f"listen={job.listen} is where other hosts join, and hosts=1: give --hosts N, or leave it out"
+            )
+        return None
+    what = f"hosts={job.hosts}"
+    if job.script is None:
+        return f"{what}: fit() runs functions of this process, which other hosts do not have: use a script"
+    if job.listen is None:
+        return f"{what}: say where the other hosts join, as in --listen 10.0.0.1:7711"
+    if job.hosts > max(job.workers, job.servers):
+        return (
+            f"{what} with workers={job.workers} and servers={job.servers}: some hosts would have nothing to "
+            "do; "
+            "give at least one worker for each host"
+        )
+    if job.link == "shm":
+        return f"{what}: link=shm shares memory, which hosts do not; use link auto or tcp"
+    if job.replicas:
+        return (
+            f"{what} with replicas={job.replicas}: not yet, a server on another host cannot take the lead. "
+            "Leave "
+            "replicas out: when a host is lost, the run goes back to its last checkpoint (--checkpoint-every)"
+        )
+    if job.server_device == "cuda":
+        return f"{what}: server_device=cuda shares a GPU's memory, which other hosts cannot; use auto or cpu"
+    return None
+
+
 # With the mode
+
+
+def _modes_of_hosts(job: "Job", schedule: Schedule) -> str | None:
+    if job.hosts == 1:
+        return None
+    for mode in schedule.modes:
+        if mode.grouped:
+            return (
+                f"hosts={job.hosts} in mode {mode}: its groups reduce gradients with gloo, whose traffic "
+                "between hosts would not be encrypted; use a mode that sends gradients to servers, such as "
+                "bsp "
+                "or asp"
+            )
+        if mode.needs_memory:
+            return f"hosts={job.hosts} in mode {mode}: its workers share one memory; use asp or dogwild"
+    return None
 
 
 def _guard(job: "Job", schedule: Schedule) -> str | None:
@@ -205,7 +254,7 @@ def _server_device(job: "Job", schedule: Schedule) -> str | None:
     )
 
 
-JOB_RULES: tuple[Callable[["Job"], str | None], ...] = (_replicas_need_servers, _local)
+JOB_RULES: tuple[Callable[["Job"], str | None], ...] = (_replicas_need_servers, _local, _hosts)
 
 MODE_RULES: tuple[Callable[["Job", Schedule], str | None], ...] = (
     _guard,
@@ -218,6 +267,7 @@ MODE_RULES: tuple[Callable[["Job", Schedule], str | None], ...] = (
     _groups,
     _tls,
     _server_device,
+    _modes_of_hosts,
 )
 
 

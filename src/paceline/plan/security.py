@@ -42,7 +42,7 @@ def check_tls(job: Job, run_id: str | None) -> list[str]:
                 f"the certificates in {job.certs} expire at {ends:%Y-%m-%d %H:%M} UTC; a role that is "
                 "replaced after that is refused"
             )
-    if job.link != "tcp":
+    if job.link != "tcp" and job.hosts == 1:
         found.append(
             "tls protects TCP links, and this run will have none: its roles are on one host and meet on unix "
             "sockets, where the kernel checks the user. Only who comes to a server's TCP port has to show a "

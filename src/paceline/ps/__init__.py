@@ -18,6 +18,7 @@ Parts of both roles:
 * `controller_line.py` ControllerLine: what a server says to the controller.
 * `parameter_copy.py` parameters_of: a shard without its optimizer's state, for snapshots.
 * `part_writer.py` PartWriter: writes a server's part of a checkpoint.
+* `run_store.py`  where parts of checkpoints are: on this disk, or in the store of the controller's host.
 
 Parts of the leader:
 

@@ -59,6 +59,9 @@ class ServerConfig:
     faults: str = ""
     """On purpose, for tests."""
     host: str = "127.0.0.1"
+    """Address to listen at."""
+    store: JsonObject | None = None
+    """Address of the store that has the run's checkpoints; None: they are in `run_dir`."""
     device: str | None = None
     """Where models are put; `module:function` takes a GPU's place, for tests."""
     server_device: str = "auto"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
-from pathlib import Path
 from typing import assert_never
 
 from safetensors.torch import save
@@ -70,7 +69,6 @@ from paceline.ps.parts import LOG_STEPS, ServerParts
 from paceline.ps.peers import MAX_STATE_BYTES, WorkerPeer
 from paceline.ps.saving import read_blob, state_book, worker_state
 from paceline.ps.worker_frames import read_request
-from paceline.storage.checkpoint import load
 
 __all__ = ["Follower", "Heir"]
 
@@ -420,7 +418,7 @@ class Follower:
         self.parts.adopt(layout, spec, region, placement, read_weights)
         for peer in executor.peers.values():  # another leader had told it before
             peer.carrier.refit(executor.present_shard)
-        checkpoint = load(Path(model.checkpoint)) if model.checkpoint else None
+        checkpoint = self.parts.checkpoint_parts.load(model.checkpoint) if model.checkpoint else None
         if checkpoint is not None:
             executor.present_shard.restore(state_book(checkpoint), vectors=executor.mode.by_epoch)
             for rank in range(self.config.workers):

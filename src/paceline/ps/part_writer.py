@@ -14,7 +14,7 @@ from paceline.comm.server_messages import PartFailed, PartWritten
 from paceline.exceptions import CheckpointError
 from paceline.observe.record.phase import Phase
 from paceline.observe.record.spans import Recorder
-from paceline.storage.checkpoint import write_part
+from paceline.ps.run_store import CheckpointParts
 
 __all__ = ["PartWriter"]
 
@@ -30,10 +30,16 @@ class PartWriter:
         faults: on purpose, for tests.
         spans: records what the thread does.
         post: has the main thread call a function.
+        parts: where it writes.
     """
 
     def __init__(
-        self, name: str, faults: Faults, spans: Recorder, post: Callable[[Callable[[], None]], None]
+        self,
+        name: str,
+        faults: Faults,
+        spans: Recorder,
+        post: Callable[[Callable[[], None]], None],
+        parts: CheckpointParts,
     ) -> None:
         self.progress: list[int] | None = None
         """While a part is written: bytes written and bytes to write."""
@@ -41,6 +47,7 @@ class PartWriter:
         self._faults = faults
         self._spans = spans
         self._post = post
+        self._parts = parts
         self._written = 0
 
     def write(
@@ -66,7 +73,7 @@ class PartWriter:
             lane.enter(Phase.CHECKPOINT)
             outcome: PartWritten | PartFailed
             try:
-                info = write_part(directory, self._name, tensors, before_write=before_write)
+                info = self._parts.write(directory, self._name, tensors, before_write=before_write)
                 outcome = PartWritten(str(directory), info.name, info.sha256, info.bytes)
             except CheckpointError as error:
                 outcome = PartFailed(str(directory), str(error))

@@ -21,6 +21,7 @@ from paceline.ps.controller_line import ControllerLine
 from paceline.ps.executor import Executor
 from paceline.ps.expected_roles import ExpectedRoles
 from paceline.ps.part_writer import PartWriter
+from paceline.ps.run_store import CheckpointParts, checkpoint_parts
 
 __all__ = ["LOG_STEPS", "ServerParts", "make_parts"]
 
@@ -41,6 +42,7 @@ class ServerParts:
     executor: Executor
     attachments: Attachments
     part_writer: PartWriter
+    checkpoint_parts: CheckpointParts
     expected: ExpectedRoles = field(default_factory=ExpectedRoles)
 
     def adopt(
@@ -103,6 +105,7 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
     faults = Faults.parse(config.faults)
     hub = Hub(_NoRole(), Listener(host=config.host), secret, patience_s=config.deadline_s)
     executor, expected = Executor(config, faults, spans), ExpectedRoles()
+    checkpoints = checkpoint_parts(config, secret)
     return ServerParts(
         config=config,
         secret=secret,
@@ -112,5 +115,6 @@ def make_parts(config: ServerConfig, secret: bytes, controller: LastingLink) -> 
         executor=executor,
         attachments=Attachments(executor, hub, spans, expected),
         expected=expected,
-        part_writer=PartWriter(f"server-{config.rank}.safetensors", faults, spans, hub.post),
+        part_writer=PartWriter(f"server-{config.rank}.safetensors", faults, spans, hub.post, checkpoints),
+        checkpoint_parts=checkpoints,
     )

@@ -17,7 +17,7 @@ from paceline.storage.run_requests import (
     EvaluatedRequest,
     EvaluationHeard,
     Refused,
-    RunOver,
+    RunHasEnded,
     RunRequest,
     SnapshotFailed,
     SnapshotRequest,
@@ -109,7 +109,7 @@ class RunSnapshots:
         wanted = SnapshotRequest(at_least, every, os.getpid())
         while True:
             match self._ask(wanted, read_snapshot_answer):
-                case RunOver(path, version):
+                case RunHasEnded(path, version):
                     return None if path is None else Snapshot(load(Path(path)), version, is_last=True)
                 case SnapshotWritten(path, version):
                     try:

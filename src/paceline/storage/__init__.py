@@ -7,6 +7,7 @@
 * **typed_json.py** - `checked`: plain data against the types of a class.
 * **checkpoint.py** - `CheckpointWriter`, `load`, `latest`, `prune`: a run's state as a directory of
   safetensors and JSON files under one manifest of hashes.
+* **store.py** - `Store`: immutable blobs under keys; `LocalStore`: on this disk.
 * **manifest.py** - `read_manifest`: what a checkpoint's manifest must hold.
 * **requests.py** - `Requests`: how a command's request to a running run, and its answer, travel.
 * **run_requests.py** - what they say: one class for each.

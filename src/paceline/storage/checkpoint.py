@@ -62,6 +62,7 @@ __all__ = [
     "latest",
     "load",
     "new_directory",
+    "part_chunks",
     "prune",
     "write_part",
 ]
@@ -259,8 +260,20 @@ def write_part(
             on; an OSError from it is the disk's (faults on purpose).
     """
     check_file_name(name, ".safetensors")
-    chunks = _safetensors(directory / name, tensors)
-    return _write_file(directory / name, chunks if before_write is None else _each(chunks, before_write))
+    path = directory / name
+    return _write_file(path, part_chunks(path, tensors, before_write))
+
+
+def part_chunks(
+    path: Path, tensors: Mapping[str, "Tensor"], before_write: Callable[[int], None] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a part, in pieces of 1 MB at most; see `write_part`.
+
+    Args:
+        path: the name of the part, for messages.
+    """
+    chunks = _safetensors(path, tensors)
+    return chunks if before_write is None else _each(chunks, before_write)
 
 
 def load(path: Path) -> Checkpoint:

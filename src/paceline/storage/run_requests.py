@@ -15,7 +15,7 @@ __all__ = [
     "EvaluationHeard",
     "Refused",
     "RunAnswer",
-    "RunOver",
+    "RunHasEnded",
     "RunRequest",
     "ScaleRequest",
     "Scaled",
@@ -139,7 +139,7 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True)
-class RunOver:
+class RunHasEnded:
     """The run has ended: there will be no more snapshots."""
 
     checkpoint: str | None
@@ -155,7 +155,7 @@ class EvaluationHeard:
     """The run's present one."""
 
 
-SnapshotAnswer = SnapshotWritten | SnapshotFailed | RunOver
+SnapshotAnswer = SnapshotWritten | SnapshotFailed | RunHasEnded
 RunAnswer = Refused | Switched | Scaled | Stopping | SnapshotAnswer | EvaluationHeard
 
 _KINDS: dict[str, type[RunRequest]] = {
@@ -195,4 +195,4 @@ def read_snapshot_answer(body: JsonObject) -> SnapshotAnswer | Refused:
     """The answer to a SnapshotRequest that a file holds. Raises ValueError."""
     if "failed" in body:
         return read_answer(SnapshotFailed, body)
-    return read_answer(RunOver if "checkpoint" in body else SnapshotWritten, body)
+    return read_answer(RunHasEnded if "checkpoint" in body else SnapshotWritten, body)

@@ -1,6 +1,5 @@
 """An engine whose fork server outlives a run: starting torch is paid for once, not once a test."""
 
-import signal
 import time
 
 import psutil
@@ -8,10 +7,24 @@ import psutil
 from paceline.comm import Address
 from paceline.engines import LocalEngine
 from paceline.engines.base import RoleSpec
+from paceline.engines.local_agent import LocalAgent
 
 __all__ = ["KeptEngine"]
 
 _PATIENCE_S = 10.0
+
+
+class _RememberingAgent(LocalAgent):
+    """Knows which role it started last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: RoleSpec | None = None
+
+    def start(self, spec: RoleSpec) -> None:
+        """See Agent."""
+        self.last = spec
+        super().start(spec)
 
 
 class KeptEngine(LocalEngine):
@@ -19,19 +32,15 @@ class KeptEngine(LocalEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: RoleSpec | None = None
-        self.have_server()  # before the first test looks which processes there are
-
-    def start(self, spec: RoleSpec) -> None:
-        """See Engine."""
-        self._last = spec
-        super().start(spec)
+        self.local.close()  # it has started nothing yet
+        self.local: _RememberingAgent = _RememberingAgent()
+        self.local.have_server()  # before the first test looks which processes there are
 
     @property
     def secret(self) -> bytes:
         """Of the run that was started last."""
-        assert self._last is not None, "no run was started yet"
-        return bytes.fromhex(self._last.secret)
+        assert self.local.last is not None, "no run was started yet"
+        return bytes.fromhex(self.local.last.secret)
 
     def listening(self, link: str = "auto") -> dict[str, Address]:
         """Where the servers and the controller of that run listen, by name.
@@ -39,29 +48,33 @@ class KeptEngine(LocalEngine):
         Args:
             link: "auto", or "tcp": by TCP only, which the controller does not listen on.
         """
-        assert self._last is not None
+        assert self.local.last is not None
         found = {name: _address_of(pid) for name, pid in self.pids().items() if name.startswith("server:")}
         if link == "tcp":
             return {name: Address(unix=None, host=at.host, port=at.port) for name, at in found.items()}
-        return {**found, "controller": Address.from_json(self._last.controller)}
+        return {**found, "controller": Address.from_json(self.local.last.controller)}
 
     def close(self) -> None:
         """Kill the roles of the last run and wait until they are gone."""
         deadline = time.monotonic() + _PATIENCE_S
-        self.exits()
-        while self._running or self._waiting:
-            for role, rank, _ in [*self._running.values(), *self._waiting]:
-                self.kill(role, rank, signal.SIGKILL)
+        self.local.poll()
+        while left := [*map(_parts, self.pids()), *self.local.starting()]:
+            for role, rank in left:
+                self.local.end(role, rank)
             self.wait(0.05)
-            self.exits()
+            self.local.poll()
             assert time.monotonic() < deadline, f"still running: {self.pids()}"
-        self._signals.clear()
-        if self._succession is not None:  # no successor for a run that is over
-            self.guard(None)
+        if self.local.guarded:  # no successor for a run that is over
+            self.local.guard(None)
 
     def shut_down(self) -> None:
         """End the fork server."""
         super().close()
+
+
+def _parts(name: str) -> tuple[str, int]:
+    role, _, rank = name.partition(":")
+    return role, int(rank)
 
 
 def _address_of(pid: int) -> Address:

@@ -21,7 +21,7 @@ class DevicePlacement:
 
     Args:
         device: the job's; None: everything stays where the script put it.
-        rank: the worker's, which decides which GPU it gets if the job does not.
+        rank: the worker's among those of its host, which decides which GPU it gets if the job does not.
 
     Raises:
         UsageError: there is no such device here.

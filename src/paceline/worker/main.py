@@ -56,6 +56,12 @@ class WorkerConfig:
     """How long it waits for the lead server, which notices before that who is missing."""
     seed: int
     threads: int
+    local_rank: int = 0
+    """Its number among the workers of its host."""
+    local_workers: int = 1
+    """Number of workers of its host."""
+    host_rank: int = 0
+    """Number of its host."""
     pin: bool = False
     """Stay on CPU cores of its own."""
     local: str = "none"
@@ -120,7 +126,7 @@ def run_worker(
         log: Paceline's own, for what the controller shows in the script's place.
     """
     if config.pin:
-        pin_to_cores(config.rank, config.threads)
+        pin_to_cores(config.local_rank, config.threads)
     pipeline = parse_pipeline(config.pipeline, config.microbatches, config.pipeline_schedule, config.split_at)
     # Stages take turns and are measured against each other: they have one thread each, as forks have.
     threads = 1 if pipeline.splits else parse_local(config.local).threads_each(config.threads)
@@ -178,6 +184,7 @@ def run_worker(
     session = RunSession(
         RunSettings(
             rank=config.rank,
+            local_rank=config.local_rank,
             world_size=config.workers,
             servers=config.servers,
             mode=config.mode,
@@ -307,6 +314,5 @@ def _set_environment(config: WorkerConfig) -> None:
     if config.master is None:
         return
     host, port = config.master
-    rank, workers = str(config.rank), str(config.workers)
-    values = (rank, rank, workers, workers, "0", host, str(port))
-    os.environ.update(zip(_TORCHRUN, values, strict=True))
+    values = (config.rank, config.local_rank, config.workers, config.local_workers, config.host_rank)
+    os.environ.update(zip(_TORCHRUN, [*map(str, values), host, str(port)], strict=True))

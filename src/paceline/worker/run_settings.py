@@ -15,6 +15,8 @@ class RunSettings:
     """Settings of the run, and this worker's place in it."""
 
     rank: int
+    local_rank: int = 0
+    """Its number among the workers of its host, which decides which GPU it gets."""
     world_size: int
     """Number of workers that the run was planned with."""
     servers: int

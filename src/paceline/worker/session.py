@@ -83,7 +83,7 @@ class RunSession(Session):
         self._telemetry = telemetry
         self._lane = telemetry.lane
         self._group_links = group
-        self._placement = DevicePlacement(settings.device, settings.rank)
+        self._placement = DevicePlacement(settings.device, settings.local_rank)
         self._account = Account()
         self._view = TrainingView(settings, self.kept)
         self.schedules = Schedules(self._view, self._account.passed_over)

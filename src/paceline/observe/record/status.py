@@ -8,10 +8,24 @@ from typing import Any, Self
 from paceline.observe.record.pace import TrainingPace, pace_of
 from paceline.storage.typed_json import AnyFloat, checked
 
-__all__ = ["ENDED", "RunStatus", "ServerStatus", "WorkerStatus"]
+__all__ = ["ENDED", "HostStatus", "RunStatus", "ServerStatus", "WorkerStatus"]
 
 ENDED = frozenset({"succeeded", "failed", "stopped"})
 """States that a run does not leave, except by `paceline resume`."""
+
+
+@dataclass(kw_only=True)
+class HostStatus:
+    """One host of a run on several."""
+
+    id: str
+    name: str
+    address: str = ""
+    cores: int = 0
+    memory: int = 0
+    """Bytes."""
+    lost: str = ""
+    """Why it is gone; empty: it is there."""
 
 
 @dataclass(kw_only=True)
@@ -42,6 +56,8 @@ class WorkerStatus:
     """How often it was replaced."""
     pid: int | None = None
     """Its process, for debuggers."""
+    host: str = ""
+    """Id of its host, in a run on several."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds in each phase since it started, by `PHASES`' names; empty without spans."""
     cpu: float = 0.0
@@ -84,6 +100,8 @@ class ServerStatus:
     update_s: float = 0.0
     """Seconds spent updating since it started."""
     pid: int | None = None
+    host: str = ""
+    """Id of its host, in a run on several."""
     cpu: float = 0.0
     memory: int = 0
 
@@ -137,6 +155,8 @@ class RunStatus:
     parameters: int = 0
     workers: dict[int, WorkerStatus] = field(default_factory=dict)
     servers: dict[int, ServerStatus] = field(default_factory=dict)
+    hosts: list[HostStatus] = field(default_factory=list)
+    """Those of a run on several, in the order in which they joined; empty for a run on one."""
     staleness: dict[int, int] = field(default_factory=dict)
     """How many pushes were applied at each staleness."""
     refused: int = 0

@@ -1,0 +1,1 @@
+"""Runs on several hosts, which are network namespaces (make hosts)."""
