@@ -37,6 +37,7 @@ from paceline.ps.follower import Follower
 from paceline.ps.leader import Leader
 from paceline.ps.part_writer import PartWriter
 from paceline.ps.parts import ServerParts
+from paceline.ps.run_store import LocalParts
 from tests.links import SECRET, sockets
 from tests.mutations import mutated
 
@@ -62,7 +63,10 @@ def server(directory: Path, rank: int) -> ServerParts:
         executor=executor,
         attachments=Attachments(executor, hub, NO_SPANS, expected),
         expected=expected,
-        part_writer=PartWriter(f"server-{rank}.safetensors", Faults.parse(""), NO_SPANS, hub.post),
+        part_writer=PartWriter(
+            f"server-{rank}.safetensors", Faults.parse(""), NO_SPANS, hub.post, LocalParts()
+        ),
+        checkpoint_parts=LocalParts(),
     )
 
 
