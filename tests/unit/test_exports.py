@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from paceline.exceptions import PlanError
+
 SOURCE = Path(__file__).parents[2] / "src" / "paceline"
 
 PACKAGES = sorted(
@@ -33,6 +35,14 @@ def undeclared(module: ModuleType) -> set[str]:
     } - set(module.__all__)
 
 
+def can_be_had(module: ModuleType, name: str) -> bool:
+    """A name of a library that is not installed counts if its error says how to install it."""
+    try:
+        return hasattr(module, name)
+    except PlanError as error:
+        return re.search(r"pip install 'paceline\[\w+\]'", str(error)) is not None
+
+
 @pytest.mark.parametrize("name", [*PACKAGES, *MODULES])
 def test_exported_names(name: str) -> None:
     module = importlib.import_module(name)
@@ -40,7 +50,7 @@ def test_exported_names(name: str) -> None:
     promised = list(module.__all__)
     assert len(promised) == len(set(promised)), f"{name}.__all__ names something twice"
     assert promised == sorted(promised, key=order), f"{name}.__all__ is not sorted (ruff --fix)"
-    missing = [each for each in promised if not hasattr(module, each)]
+    missing = [each for each in promised if not can_be_had(module, each)]
     assert not missing, f"{name}.__all__ promises {missing}, which cannot be imported"
     extra = sorted(undeclared(module))
     assert not extra, f"{name} offers {extra} without naming them in __all__"
@@ -59,6 +69,16 @@ def test_undeclared_names_are_seen() -> None:
     vars(module)["re"] = re
     vars(module)["compile"] = re.compile
     assert undeclared(module) == {"LIMIT", "helper"}
+
+
+@pytest.mark.parametrize("text", ["pip install 'paceline[lightning]'", "it is missing"])
+def test_a_missing_library_is_named_with_the_command_that_installs_it(text: str) -> None:
+    def lookup(name: str) -> object:
+        raise PlanError(text)
+
+    module = ModuleType("paceline.sample")
+    vars(module)["__getattr__"] = lookup
+    assert can_be_had(module, "Strategy") is text.startswith("pip install")
 
 
 def test_no_name_of_the_api_is_a_module() -> None:
